@@ -21,7 +21,7 @@ HIDDEN = {
     "Intent": {"decides"},
     "Override": {"compiled", "name", "text"},
     "OverrideList": {"records"},
-    "RateLimitThrottle": {"rule_of"},
+    "RateLimitThrottle": {"limit_of", "rule_of"},
     "RateLimiter": {
         *("at_first_request", "clock", "engine", "in_memory", "require", "response"),
         *("rules", "storage_url"),

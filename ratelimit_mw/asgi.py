@@ -18,6 +18,7 @@ from ratelimit_mw.http.responses import (
     asyncio_runs,
     failing_lifespan,
     lifespan_with,
+    refunding,
 )
 from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
@@ -222,9 +223,12 @@ class RateLimitMiddleware:
             return None
         MisplacedLimits().look(getattr(route, "endpoint", None) for route in self._routes())
         try:
-            require_names(self._limiter, self._asked())
+            asked = list(self._asked())
+            require_names(self._limiter, asked)
         except ConfigurationError as error:
             return error
+        if any(each.limit.refund_when is not None for each in asked):
+            self.app = partial(refunding, self.app)
         self._named = True
         return None
 

@@ -1,6 +1,6 @@
 """Django REST framework: a throttle that asks for rules by name. Requires the extra `drf`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +11,9 @@ with extra("drf"):
     from rest_framework.throttling import BaseThrottle
 
 from ratelimit_mw.config.at_runtime import reads_as_limit
-from ratelimit_mw.django.handles import DjangoHandle
+from ratelimit_mw.django.handles import DjangoHandle, refund_later, synchronous
 from ratelimit_mw.django.views import ADVICE
-from ratelimit_mw.http.handle import BlockingHandle
-from ratelimit_mw.http.limits_in_code import handle_in, limit_in_code, name_of_view
+from ratelimit_mw.http.limits_in_code import LimitInCode, LimitOptions, limit_in_code, name_of_view
 from ratelimit_mw.rules.inline import InlineLimit
 
 __all__ = ["RateLimitThrottle"]
@@ -37,27 +36,60 @@ class RateLimitThrottle(BaseThrottle):
 
     Attributes:
         scope: The name of the rule. None: the `throttle_scope` of the view.
-        rate: A limit such as "100 per day", instead of a rule of the file. All views with this throttle share it. A
-            scope may be a limit, too. If a `throttle_scope` is a limit, each view has counters of its own.
-        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        rate: A limit such as "100 per day", or a function from the request to a limit, instead of a rule of the file.
+            All views with this throttle share it. A scope may be a limit, too. If a `throttle_scope` is a limit, each
+            view has counters of its own.
         cost: What a request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        by: This and the following are the options of `LimitOptions`.
+        algorithm: See `LimitOptions`.
+        methods: See `LimitOptions`.
+        key: See `LimitOptions`. The functions get the request of the framework.
+        exempt_when: See `LimitOptions`.
+        refund_when: See `LimitOptions`.
     """
 
     scope: str | None = None
-    rate: str | None = None
-    by: str | Sequence[str] | None = None
+    rate: str | Callable[[Any], Any] | None = None
     cost: int = 1
-    _rule: str | InlineLimit | None = None
+    by: str | Sequence[str] | None = None
+    algorithm: str | None = None
+    methods: Sequence[str] | None = None
+    key: Callable[[Any], Any] | None = None
+    exempt_when: Callable[[Any], Any] | None = None
+    refund_when: Callable[[Any], Any] | None = None
+    _limit: LimitInCode | None = None
 
     def __init__(self) -> None:
         self._wait: int | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        text = cls.rate or cls.scope
-        if text is not None:
-            shared = f"{cls.__module__}:{cls.__qualname__}" if reads_as_limit(text) else None
-            cls._rule = limit_in_code(text, cls.cost, cls.by, shared, advice=ADVICE).named("")
+        rule = cls.rate or cls.scope
+        if rule is not None:
+            is_limit = not isinstance(rule, str) or reads_as_limit(rule)
+            cls._limit = cls._limit_in_code(rule, f"{cls.__module__}:{cls.__qualname__}" if is_limit else None)
+
+    @classmethod
+    def _limit_in_code(cls, rule: str | Callable[[Any], Any], shared: str | None) -> LimitInCode:
+        options: LimitOptions = {
+            "by": cls.by,
+            "algorithm": cls.algorithm,
+            "shared": shared,
+            "methods": cls.methods,
+            "key": cls.key,
+            "exempt_when": cls.exempt_when,
+            "refund_when": cls.refund_when,
+        }
+        return limit_in_code(rule, cls.cost, options, advice=ADVICE)
+
+    @classmethod
+    def limit_of(cls, scope: str | None) -> LimitInCode | None:
+        """Return what a throttle of this class asks for; None for nothing.
+
+        Args:
+            scope: The `throttle_scope` of the view.
+        """
+        return cls._limit if cls._limit is not None or scope is None else _limit_of(cls, scope)  # type: ignore[arg-type]  # mypy asks for the hash of its objects
 
     @classmethod
     def rule_of(cls, view: type, scope: str | None) -> str | InlineLimit | None:
@@ -67,9 +99,8 @@ class RateLimitThrottle(BaseThrottle):
             view: The class of the view.
             scope: The `throttle_scope` of the view.
         """
-        if cls._rule is not None or scope is None:
-            return cls._rule
-        return _rule_of(scope, cls.cost, cls.by if cls.by is None or isinstance(cls.by, str) else tuple(cls.by), view)
+        limit = cls.limit_of(scope)
+        return None if limit is None else limit.named(name_of_view(view))
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Charge the request if the rule allows it.
@@ -83,11 +114,11 @@ class RateLimitThrottle(BaseThrottle):
             LookupError: There is no rule of this name.
             RuntimeError: The middleware is not in MIDDLEWARE.
         """
-        rule = self.rule_of(type(view), getattr(view, "throttle_scope", None))
-        if rule is None:
+        limit = self.limit_of(getattr(view, "throttle_scope", None))
+        if limit is None:
             return True
-        handle = handle_in(getattr(request, "ratelimit", None), BlockingHandle, rule, ADVICE)
-        enforced = handle.enforce(rule, self.cost)
+        handle = getattr(request, "ratelimit", None)
+        enforced = limit.enforce(limit.named(name_of_view(type(view))), handle, request, refund_later, synchronous)
         denial = enforced.denial
         if denial is None:
             return True
@@ -110,5 +141,5 @@ class RateLimitThrottle(BaseThrottle):
 
 
 @lru_cache(maxsize=1024)
-def _rule_of(scope: str, cost: int, by: str | tuple[str, ...] | None, view: type) -> str | InlineLimit:
-    return limit_in_code(scope, cost, by, None, advice=ADVICE).named(name_of_view(view))
+def _limit_of(kind: type[RateLimitThrottle], scope: str) -> LimitInCode:
+    return kind._limit_in_code(scope, None)  # noqa: SLF001 - kept for each class and scope

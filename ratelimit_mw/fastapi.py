@@ -2,9 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 from ratelimit_mw.errors import ConfigurationError, Problem, extra
 
@@ -16,7 +16,7 @@ with extra("fastapi"):
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.http.answers import DenialResponse, phrase
-from ratelimit_mw.http.limits_in_code import LimitInCode, limit_in_code, name_of_view
+from ratelimit_mw.http.limits_in_code import LimitInCode, LimitOptions, limit_in_code, name_of_view
 from ratelimit_mw.http.responses import lifespan_with
 from ratelimit_mw.http.setup import limiter_for
 from ratelimit_mw.http.views import Found, routes_below, rules_of_view
@@ -24,7 +24,7 @@ from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import InlineLimit
-from ratelimit_mw.starlette import response_of
+from ratelimit_mw.starlette import refunds_of, response_of
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimited", "add_rate_limits", "limited"]
@@ -70,7 +70,8 @@ class Limited:
         limit = self.limit
         if not limit.is_limit or limit.shared:
             return limit.named("")
-        return limit.named(f"{name_of_view(endpoint)}[{limit.text}{''.join(f' by {entry}' for entry in limit.by)}]")
+        words = [limit.text, *(f"by {entry}" for entry in limit.by), *filter(None, [limit.algorithm])]
+        return limit.named(f"{name_of_view(endpoint)}[{' '.join(words)}]")
 
     def __post_init__(self) -> None:
         # FastAPI asks this attribute whether the call is to be awaited. The method is not async, so that it can refuse
@@ -108,21 +109,15 @@ class Limited:
     async def _decide(self, connection: HTTPConnection) -> Decision:
         scope = connection.scope
         rule = self.of(scope.get("endpoint"))
-        decision, denial = await self.limit.aenforce(rule, scope.get("ratelimit"), connection)
+        found, later = scope.get("ratelimit"), refunds_of(connection)
+        decision, denial = await self.limit.aenforce(rule, found, connection, later)
         if denial is None:
             return decision
         code = close_code(scope, denial.status)
         raise RateLimited(decision, denial) if code is None else WebSocketException(code)
 
 
-def limited(
-    rule: str,
-    cost: int = 1,
-    *,
-    by: str | Sequence[str] | None = None,
-    shared: str | None = None,
-    key: Callable[[Any], Any] | None = None,
-) -> Limited:
+def limited(rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[LimitOptions]) -> Limited:
     """Make a dependency that decides by one rule or limit, as in `Depends(limited("mail"))`.
 
     The dependency charges the request if it is allowed, waits if the rule makes it wait, and returns the Decision. It
@@ -130,13 +125,10 @@ def limited(
     several.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
-            form of a limit is a limit. A limit has counters of its own for each endpoint.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
+            request to such a limit. A limit has counters of its own for each endpoint.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
-        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
-        shared: A name for a limit. All endpoints whose limit has this name share its counters.
-        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
-            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
+        options: The options, see `LimitOptions`.
 
     Raises:
         RateLimited: The rule denies the request. It is raised when the dependency is called.
@@ -146,7 +138,7 @@ def limited(
             `add_rate_limits`, usually the app does not even start, because the names are checked in the lifespan.
         ValueError: The cost is negative. It is raised when the dependency is called.
     """
-    return Limited(limit_in_code(rule, cost, by, shared, key, advice=_ADVICE))
+    return Limited(limit_in_code(rule, cost, options, advice=_ADVICE))
 
 
 def add_rate_limits(
@@ -216,7 +208,7 @@ class _Middleware(RateLimitMiddleware):
             if hasattr(route, "dependant"):
                 _require_depends(endpoint)
             yield from rules_of_view(endpoint)
-            yield from (((endpoint, found), found.of(endpoint)) for found in _limits_of(route))
+            yield from (Found((endpoint, each), each.of(endpoint), each.limit) for each in _limits_of(route))
 
 
 def _require_depends(endpoint: Any) -> None:
@@ -234,8 +226,7 @@ _each: Any = getattr(routing, "iter_route_contexts", iter)
 def _limited_routes(app: FastAPI) -> Iterator[tuple[Any, list[str]]]:
     """The routes of an app, each with the names of the rules in its decorators and dependencies."""
     for route in _each(app.routes):
-        asked = [rule for _, rule in rules_of_view(getattr(route, "endpoint", None))]
-        names = [rule if isinstance(rule, str) else rule.name for rule in asked]
+        names = [found.limit.text for found in rules_of_view(getattr(route, "endpoint", None))]
         names += [found.limit.text for found in _limits_of(route)]
         if names:
             yield route, names

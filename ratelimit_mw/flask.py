@@ -1,19 +1,19 @@
 """Limits inside a Flask app: views that ask for rules by name. Requires the extra `flask`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from ratelimit_mw.errors import extra
 
 with extra("flask"):
-    from flask import Request, Response, current_app, request
+    from flask import Request, Response, after_this_request, current_app, request
     from flask.views import View
     from werkzeug.exceptions import TooManyRequests
 
 from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import BlockingHandle, Enforced
-from ratelimit_mw.http.limits_in_code import decorator, handle_in, limit_in_code
+from ratelimit_mw.http.limits_in_code import LimitOptions, Refund, decorator, handle_in, limit_in_code
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import UNSET, Key
 
@@ -85,12 +85,7 @@ def _allowed(enforced: Enforced) -> Decision:
 
 
 def limited(
-    rule: str,
-    cost: int = 1,
-    *,
-    by: str | Sequence[str] | None = None,
-    shared: str | None = None,
-    key: Callable[[Request], Any] | None = None,
+    rule: str | Callable[[Request], Any], cost: int = 1, **options: Unpack[LimitOptions]
 ) -> Callable[[_View], _View]:
     """Make a decorator for views. Before each call, one rule or limit decides on the request, see `enforce`.
 
@@ -100,13 +95,10 @@ def limited(
     name only rules that exist. Otherwise the middleware raises ConfigurationError.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
-            form of a limit is a limit. A limit has counters of its own for each view and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
+            request to such a limit. A limit has counters of its own for each view and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
-        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
-        shared: A name for a limit. All views whose limit has this name share its counters.
-        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
-            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
+        options: The options, see `LimitOptions`.
 
     Raises:
         RateLimited: The rule denies the request. This and the errors of `enforce` are raised when the view is called.
@@ -114,7 +106,7 @@ def limited(
             depends on the rules is raised by the middleware, or when the view is called.
         TypeError: The decorated class is not a subclass of `flask.views.View`.
     """
-    limit = limit_in_code(rule, cost, by, shared, key, advice=_ADVICE)
+    limit = limit_in_code(rule, cost, options, advice=_ADVICE)
 
     def of_class(kind: Any) -> Any:
         if not issubclass(kind, View):
@@ -129,9 +121,19 @@ def limited(
         @wraps(view)
         def limiting(*args: Any, **kwargs: Any) -> Any:
             sync = current_app.ensure_sync
-            _allowed(limit.enforce(wanted, request.environ.get(_HANDLE), request, sync))
+            _allowed(limit.enforce(wanted, request.environ.get(_HANDLE), request, _refund_later, sync))
             return sync(view)(*args, **kwargs)
 
         return placed.marked(limiting)
 
     return decorator(of_class, of_function)
+
+
+def _refund_later(refund: Refund) -> None:
+    """Refund when the response of the current request is known, also that of an error handler."""
+
+    def settle(response: Any) -> Any:
+        refund.settle(response, current_app.ensure_sync)
+        return response
+
+    after_this_request(settle)

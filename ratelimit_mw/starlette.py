@@ -1,9 +1,9 @@
 """Limits inside a Starlette app: endpoints that ask for rules by name. Requires the extra `starlette`."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from ratelimit_mw.errors import extra
 
@@ -14,7 +14,8 @@ with extra("starlette"):
     from starlette.websockets import WebSocket, WebSocketState
 
 from ratelimit_mw.http.answers import DenialResponse
-from ratelimit_mw.http.limits_in_code import decorator, limit_in_code
+from ratelimit_mw.http.limits_in_code import LimitOptions, Refund, decorator, limit_in_code
+from ratelimit_mw.http.responses import REFUNDS
 from ratelimit_mw.http.websocket import close_code
 
 __all__ = ["limited"]
@@ -29,12 +30,7 @@ _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
 def limited(
-    rule: str,
-    cost: int = 1,
-    *,
-    by: str | Sequence[str] | None = None,
-    shared: str | None = None,
-    key: Callable[[Any], Any] | None = None,
+    rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[LimitOptions]
 ) -> Callable[[_Endpoint], _Endpoint]:
     """Make a decorator for endpoints. Before each call, one rule or limit decides on the request.
 
@@ -45,14 +41,10 @@ def limited(
     `response` section of the rules. A WebSocket that is accepted already is closed with the code 1008.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
-            form of a limit is a limit. A limit has counters of its own for each endpoint and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
+            request to such a limit. A limit has counters of its own for each endpoint and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
-        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
-        shared: A name for a limit. All endpoints whose limit has this name share its counters.
-        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
-            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
-            On a class, it gets a connection without a body.
+        options: The options, see `LimitOptions`. On a class, the functions get a connection without a body.
 
     Raises:
         ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
@@ -64,7 +56,7 @@ def limited(
         ValueError: The cost is negative. It is raised when the endpoint is called.
         RuntimeError: The middleware is not around the app. It is raised when the endpoint is called.
     """
-    limit = limit_in_code(rule, cost, by, shared, key, advice=_ADVICE)
+    limit = limit_in_code(rule, cost, options, advice=_ADVICE)
 
     def of_class(kind: Any) -> Any:
         dispatch: Any = getattr(kind, "dispatch", None)
@@ -75,7 +67,8 @@ def limited(
         @wraps(dispatch)
         async def dispatched(self: Any) -> None:
             found, connection = self.scope.get("ratelimit"), HTTPConnection(self.scope)
-            denial = (await limit.aenforce(placed.of(type(self)), found, connection)).denial
+            later = refunds_of(connection)
+            denial = (await limit.aenforce(placed.of(type(self)), found, connection, later)).denial
             if denial is None:
                 await dispatch(self)
             elif (code := close_code(self.scope, denial.status)) is None:
@@ -96,7 +89,8 @@ def limited(
         @wraps(endpoint)
         async def limiting(*args: Any, **kwargs: Any) -> Any:
             connection = _connection(endpoint, *args, *kwargs.values())
-            denial = (await limit.aenforce(wanted, connection.scope.get("ratelimit"), connection)).denial
+            found, later = connection.scope.get("ratelimit"), refunds_of(connection)
+            denial = (await limit.aenforce(wanted, found, connection, later)).denial
             if denial is not None:
                 return await _answer(connection, denial)
             if awaits:
@@ -119,6 +113,23 @@ def _connection(endpoint: Callable[..., Any], *arguments: Any) -> HTTPConnection
 def _without_request(endpoint: Callable[..., Any]) -> str:
     name = getattr(endpoint, "__qualname__", None) or repr(endpoint)
     return f"limited needs the request: give {name} an argument for it, as in {name}(request: Request)"
+
+
+def refunds_of(connection: HTTPConnection) -> Callable[[Refund], None]:
+    """Return what keeps a refund until the response to this request starts. A WebSocket has no response."""
+
+    def later(refund: Refund) -> None:
+        async def settle(status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+            response = Response(None, status)
+            response.raw_headers = list(headers)
+            await refund.asettle(response)
+
+        if connection.scope["type"] == "http":
+            if REFUNDS not in connection.scope:
+                raise RuntimeError("refund_when is used by a route that the app did not have when it started")
+            connection.scope[REFUNDS].append(settle)
+
+    return later
 
 
 def response_of(denial: DenialResponse[str]) -> Response:

@@ -8,10 +8,12 @@ from ratelimit_mw.decision.explanation import CounterState, Explanation, RuleExp
 from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import AsyncHandle, BlockingHandle, Enforced
+from ratelimit_mw.http.limits_in_code import LimitOptions
 from ratelimit_mw.model import Ask, ListsDecision, ListStatus, Outcome, Quota, Reply
 from ratelimit_mw.reload.controls import Override, Setting
 from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import State
+from ratelimit_mw.rules.inline import ByName
 from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot
 from ratelimit_mw.stores.base import Intent, Store
 from ratelimit_mw.tally import Tally
@@ -20,6 +22,7 @@ __all__ = [
     "Ask",
     "AsyncHandle",
     "BlockingHandle",
+    "ByName",
     "CounterState",
     "DenialResponse",
     "Distribution",
@@ -27,6 +30,7 @@ __all__ = [
     "Explanation",
     "HitsSnapshot",
     "Intent",
+    "LimitOptions",
     "LimitedBlock",
     "ListStatus",
     "ListsDecision",

@@ -8,10 +8,11 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Map, Problems, convert, node_at, unpack
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.limit import (
@@ -26,7 +27,7 @@ from ratelimit_mw.config.words.limit import (
 )
 from ratelimit_mw.config.words.overrides import override_counters
 from ratelimit_mw.config.words.rule import RULE, compile_counters, compile_rule, validate_rule
-from ratelimit_mw.config.words.selection import NAME
+from ratelimit_mw.config.words.selection import NAME, read_method
 from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
@@ -149,6 +150,8 @@ class Recompiler:
         words: dict[str, object] = {"name": limit.name if limit.shared else "inline", "limit": limit.limit}
         if limit.by:
             words["by"] = list(limit.by)
+        if limit.algorithm:
+            words["algorithm"] = limit.algorithm
         if cost > 1:
             words["cost"] = cost
         node = convert({**words, "on_demand": True}, {}, problems)
@@ -188,6 +191,24 @@ def reads_as_limit(text: str) -> bool:
             raise ConfigurationError([Problem(f"limited({quoted(text)}): {error}", hint=error.hint)]) from None
         return False
     return True
+
+
+def read_methods(limit: str, methods: Sequence[str]) -> frozenset[str]:
+    """Return the methods that a limit in code counts, as `match: {methods: …}` does.
+
+    Raises ConfigurationError if one is not a method.
+    """
+    problems = Problems()
+    node = convert({"methods": [methods] if isinstance(methods, str) else list(methods)}, {}, problems)
+    found = problems.read(kinds.each(read_method), node_at(node, ("methods",)), ())
+    if problems:
+        raise ConfigurationError(
+            [
+                Problem(f"limited({quoted(limit)}): {problem.message}", hint=problem.hint)
+                for problem in problems.in_order()
+            ]
+        )
+    return frozenset(found)
 
 
 def validate_inline(limit: InlineLimit, cost: int) -> None:

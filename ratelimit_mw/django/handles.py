@@ -1,15 +1,16 @@
 """The handle in `request.ratelimit`, and the responses to denied requests. This module is internal."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, phrase
 from ratelimit_mw.http.handle import BlockingHandle, Enforced
+from ratelimit_mw.http.limits_in_code import Refund
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
@@ -21,13 +22,15 @@ class DjangoHandle(BlockingHandle):
 
     Attributes:
         throttled: The denial of a throttle of Django REST framework. The response has its headers.
+        refunds: What is asked of `refund_when` when the response is known.
     """
 
-    __slots__ = ("throttled",)
+    __slots__ = ("refunds", "throttled")
 
     def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
         super().__init__(verdict, limiter, request, rules)
         self.throttled: Enforced | None = None
+        self.refunds: list[Refund] = []
 
     async def _aread_again(self) -> Request:
         request = self._read_again()
@@ -70,6 +73,17 @@ class UnlimitedHandle(BlockingHandle):
 def reads_user(rules: Rules) -> bool:
     """Whether a rule uses the user that Django knows."""
     return rules.client.user is None and any("user" in part.attributes.used for part in rules.parts)
+
+
+def refund_later(refund: Refund) -> None:
+    """Keep a refund until the response is known."""
+    if isinstance(refund.handle, DjangoHandle):  # all handles that charge are of this type
+        refund.handle.refunds.append(refund)
+
+
+def synchronous(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, which may be async, as a plain one."""
+    return async_to_sync(function) if iscoroutinefunction(function) else function
 
 
 def answer(denial: DenialResponse[str]) -> HttpResponse:

@@ -16,7 +16,15 @@ from django.http.response import HttpResponseBase
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY, WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.settlement import Account, Move
-from ratelimit_mw.django.handles import DjangoHandle, UnlimitedHandle, add_headers, add_throttled, answer, reads_user
+from ratelimit_mw.django.handles import (
+    DjangoHandle,
+    UnlimitedHandle,
+    add_headers,
+    add_throttled,
+    answer,
+    reads_user,
+    synchronous,
+)
 from ratelimit_mw.django.project import limiter, register_views, switched_off
 from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
 from ratelimit_mw.http.answers import LatestAnswers
@@ -105,6 +113,7 @@ class RateLimitMiddleware:
         around = self._decided_around(request, asked)
         if around is not None:
             response = yield respond
+            yield from self._refunds(request.ratelimit, response)
             around.reported = request.ratelimit.reported
             add_throttled(response, request.ratelimit)
             return response
@@ -137,8 +146,14 @@ class RateLimitMiddleware:
         if account is not None:
             moves = self._concluded(account, response)
             yield _Step(partial(settlement.settle, account), partial(settlement.asettle, account), moves)
+        yield from self._refunds(handle, response)
         add_headers(answers, response, handle)
         return response
+
+    @staticmethod
+    def _refunds(handle: DjangoHandle, response: HttpResponseBase) -> Steps[None]:
+        for refund in handle.refunds:
+            yield _Step(partial(refund.settle, sync=synchronous), refund.asettle, response)
 
     def _request_of(self, request: HttpRequest) -> Environ | Scope:
         asked = visitor(request)

@@ -97,7 +97,7 @@ def wanted_by_views(problems: list[Problem]) -> list[str | InlineLimit]:
     with suppress(Exception):
         views += _views_below(get_resolver())
     for view in views:
-        rules = [rule for _, rule in rules_of_view(view)]
+        rules = [each.rule for each in rules_of_view(view)]
         found += [rule for rule in rules if isinstance(rule, str) or not rule.name.startswith(_NOT_A_VIEW)]
         try:
             found += rules_of_throttles(view)
@@ -136,7 +136,7 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
     known = rule_names(rules)
     unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known)
     problems += [unknown_rule(name, known) for name in unknown]
-    for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit)):
+    for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit) and rule.limit):
         try:
             declare(rules, limit)
         except ConfigurationError as error:

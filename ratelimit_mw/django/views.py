@@ -1,14 +1,14 @@
 """The decorator for views. Projects import it from `ratelimit_mw.django`; this module is internal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from asgiref.sync import async_to_sync, iscoroutinefunction
+from asgiref.sync import iscoroutinefunction
 from django.views import View
 
-from ratelimit_mw.django.handles import answer
-from ratelimit_mw.http.limits_in_code import Placed, decorator, limit_in_code
+from ratelimit_mw.django.handles import answer, refund_later, synchronous
+from ratelimit_mw.http.limits_in_code import LimitOptions, Placed, decorator, limit_in_code
 from ratelimit_mw.rules.inline import InlineLimit
 
 ADVICE = "add 'ratelimit_mw.django.RateLimitMiddleware' to MIDDLEWARE"
@@ -19,12 +19,7 @@ _View = TypeVar("_View", bound=Callable[..., Any])
 
 
 def limited(
-    rule: str,
-    cost: int = 1,
-    *,
-    by: str | Sequence[str] | None = None,
-    shared: str | None = None,
-    key: Callable[[Any], Any] | None = None,
+    rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[LimitOptions]
 ) -> Callable[[_View], _View]:
     """Make a decorator for views. Before each call, a rule or a limit decides on the request.
 
@@ -36,13 +31,10 @@ def limited(
     `response` section of the rules.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute". A text in the
-            form of a limit is a limit. A limit has counters of its own for each view and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
+            request to such a limit. A limit has counters of its own for each view and each place in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
-        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
-        shared: A name for a limit. All views whose limit has this name share its counters.
-        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. It may
-            be async. None, "" or an exception (logged once) counts as absent: the rule or the limit does not apply.
+        options: The options, see `LimitOptions`.
 
     Raises:
         ConfigurationError: The text begins with a number, but is not a limit, or the limit cannot be used. What
@@ -53,7 +45,7 @@ def limited(
         RuntimeError: The middleware is not in MIDDLEWARE. This and the two errors before it are raised when the view is
             called.
     """
-    limit = limit_in_code(rule, cost, by, shared, key, advice=ADVICE)
+    limit = limit_in_code(rule, cost, options, advice=ADVICE)
 
     def of_class(kind: Any) -> Any:
         if not issubclass(kind, View):
@@ -76,12 +68,12 @@ def limited(
         def blocking(*args: Any, **kwargs: Any) -> Any:
             if _is_dispatch_of_async(view, _self_of(args)):
                 return awaiting(*args, **kwargs)
-            denial = limit.enforce(*wanted_by(args, kwargs), _sync).denial
+            denial = limit.enforce(*wanted_by(args, kwargs), refund_later, synchronous).denial
             return view(*args, **kwargs) if denial is None else answer(denial)
 
         @wraps(view)
         async def awaiting(*args: Any, **kwargs: Any) -> Any:
-            denial = (await limit.aenforce(*wanted_by(args, kwargs))).denial
+            denial = (await limit.aenforce(*wanted_by(args, kwargs), refund_later)).denial
             return await view(*args, **kwargs) if denial is None else answer(denial)
 
         return placed.marked(awaiting if iscoroutinefunction(view) else blocking)
@@ -102,11 +94,6 @@ def _is_dispatch_of_async(view: Any, owner: object) -> bool:
     while view is not None and not isinstance(view, partial):
         view = getattr(view, "__wrapped__", None)
     return bool(getattr(owner if view is None else getattr(view.func, "__self__", None), "view_is_async", False))
-
-
-def _sync(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function, which may be async, as a plain one."""
-    return async_to_sync(function) if iscoroutinefunction(function) else function
 
 
 def _self_of(args: tuple[Any, ...]) -> View | None:

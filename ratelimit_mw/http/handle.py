@@ -118,6 +118,22 @@ class RequestHandle:
         """The domain of the rules that decided."""
         return self._rules.domain
 
+    @property
+    def method(self) -> str:
+        """The method of the request. HEAD is GET."""
+        method = self._request.method
+        return "GET" if method == "HEAD" else method
+
+    @property
+    def latest(self) -> Verdict | None:
+        """The last verdict of a rule that the app has asked for and that allowed the request."""
+        return self._by_name[-1] if self._by_name else None
+
+    def refund_of(self, verdict: Verdict) -> tuple[Account, Sequence[Move]]:
+        """What refunds all that a verdict has charged."""
+        account = self._limiter.engine.settlement.account(verdict)
+        return account, account.back(None)
+
     def as_kind(self, kind: type[_H], request: Request) -> _H:
         """A handle of another class for the same decision, with a request that has more attributes."""
         return kind(self._verdict, self._limiter, request, self._rules)

@@ -6,16 +6,18 @@ limit that is written directly above the function.
 """
 
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
-from ratelimit_mw.config.at_runtime import reads_as_limit, validate_inline
+from ratelimit_mw.config.at_runtime import read_methods, reads_as_limit, validate_inline
+from ratelimit_mw.decision.settlement import Settlement
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.http.app_functions import EXEMPT_WHEN, KEY, LIMIT, REFUND_WHEN, AppFunction, Purpose, Synchronous
 from ratelimit_mw.http.handle import BlockingHandle, Enforced, RequestHandle
-from ratelimit_mw.identity.sources import described
-from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, text_of_key
+from ratelimit_mw.model import Decision
+from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key
 
 RULES_OF_VIEW = "ratelimit_rules"
 """The attribute of a decorated view that has what its decorators ask for (`Placed`), the outermost first."""
@@ -23,52 +25,74 @@ RULES_OF_VIEW = "ratelimit_rules"
 LIMITED_AS = "ratelimit_limited_as"
 """The attribute of a function below `limited`: pairs of the function and what `limited` made of it."""
 
-_log = logging.getLogger("ratelimit_mw")
-
 _H = TypeVar("_H", bound=RequestHandle)
 _V = TypeVar("_V", bound=Callable[..., Any])
 
-Synchronous = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
-"""Makes a plain function of one that may be async."""
 
+class LimitOptions(TypedDict, total=False):
+    """The options of `limited`. They are the same in all frameworks.
 
-class KeyFunction:
-    """The `key` of `limited`: a function from a request to what is counted.
+    `by`, `algorithm` and `shared` belong to a limit; a rule has its own. The functions may be async. An exception in
+    one is logged once.
 
-    An exception is logged once and means that there is no key. Objects of the same function are equal.
+    Attributes:
+        by: What a limit counts by, as in a rules file: "user|ip", or a list. None: the address.
+        algorithm: The algorithm of a limit, as in a rules file. None: the default.
+        shared: A name for a limit. All views whose limit has this name share its counters.
+        methods: The methods that are counted, such as ["POST"]. HEAD counts as GET. None: all of them.
+        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. None, ""
+            or an exception counts as absent: the rule or the limit does not apply.
+        exempt_when: A function from the request. If it returns true, the rule or the limit does not apply.
+        refund_when: A function from the response. If it returns true, what the request was charged here is refunded.
+            The response is that of the framework; in Starlette and FastAPI it has no body.
     """
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-        self._logged = False
+    by: str | Sequence[str] | None
+    algorithm: str | None
+    shared: str | None
+    methods: Sequence[str] | None
+    key: Callable[[Any], Any] | None
+    exempt_when: Callable[[Any], Any] | None
+    refund_when: Callable[[Any], Any] | None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, KeyFunction) and self._function == other._function
 
-    def __hash__(self) -> int:
-        return hash(self._function)
+class Refund(NamedTuple):
+    """What is refunded if `refund_when` says so of the response.
 
-    def read(self, request: object, sync: Synchronous) -> str:
-        """Return the key of a request."""
-        try:
-            return text_of_key(sync(self._function)(request))
-        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            return self._failed(error)
+    Attributes:
+        when: The function.
+        handle: The handle of the request.
+        verdict: What has charged the request.
+    """
 
-    async def aread(self, request: object) -> str:
-        """Return the key of a request. The function may be async."""
-        try:
-            found = self._function(request)
-            return text_of_key(await found if inspect.isawaitable(found) else found)
-        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            return self._failed(error)
+    when: AppFunction
+    handle: RequestHandle
+    verdict: Verdict
 
-    def _failed(self, error: Exception) -> str:
-        if not self._logged:
-            self._logged = True
-            message = "the key of a limit counts as absent, and the limit does not apply: %s (logged once)"
-            _log.warning(message, described(error))
-        return ""
+    def settle(self, response: object, sync: Synchronous = lambda function: function) -> None:
+        """Refund if the function says so."""
+        if self.when.read(response, sync):
+            Settlement.settle(*self.handle.refund_of(self.verdict))
+
+    async def asettle(self, response: object) -> None:
+        """Do what `settle` does, awaitable."""
+        if await self.when.aread(response):
+            await Settlement.asettle(*self.handle.refund_of(self.verdict))
+
+
+class Question(NamedTuple):
+    """What is asked of the handle, after the functions of the app have answered.
+
+    Attributes:
+        rule: The rule or the limit. None: the limit does not apply.
+        key: The key of the app.
+    """
+
+    rule: str | InlineLimit | None
+    key: Key = UNSET
+
+
+_PASSED = Enforced(Decision(True), None)
 
 
 class LimitInCode(NamedTuple):
@@ -76,12 +100,17 @@ class LimitInCode(NamedTuple):
 
     Attributes:
         advice: How to add the middleware, for the error where it is missing.
-        text: The name of a rule, or the text of a limit.
+        text: The name of a rule, the text of a limit, or the name of the function that returns it.
         cost: What each request is charged.
         by: The entries of `by` of a limit. Empty: the default.
         shared: The name under which views share a limit. Empty: each view has counters of its own.
         is_limit: True for a limit.
+        algorithm: The algorithm of a limit. Empty: the default.
+        methods: The methods that are counted. None: all of them.
+        limit: Returns the text of the limit of a request. None: the text is `text`.
         key: Returns what is counted in place of `by`. None: `by`.
+        exempt_when: Returns whether a request is not counted.
+        refund_when: Returns whether a response is refunded.
     """
 
     advice: str
@@ -90,13 +119,19 @@ class LimitInCode(NamedTuple):
     by: tuple[str, ...] = ()
     shared: str = ""
     is_limit: bool = False
-    key: KeyFunction | None = None
+    algorithm: str = ""
+    methods: frozenset[str] | None = None
+    limit: AppFunction | None = None
+    key: AppFunction | None = None
+    exempt_when: AppFunction | None = None
+    refund_when: AppFunction | None = None
 
     def named(self, name: str) -> str | InlineLimit:
         """Return the name of the rule, or the inline limit. It has this name, unless it is shared."""
         if not self.is_limit:
             return self.text
-        return InlineLimit(self.shared or name, self.text, self.by, bool(self.shared))
+        text = "" if self.limit is not None else self.text
+        return InlineLimit(self.shared or name, text, self.by, bool(self.shared), self.algorithm)
 
     def above(self, view: object, owner: type | None = None) -> "Placed":
         """Return what a decorator asks for that is written above `view`, or above `owner`, whose `dispatch` it is."""
@@ -105,27 +140,83 @@ class LimitInCode(NamedTuple):
         return Placed(self, owner or view, place)
 
     def enforce(
-        self, rule: str | InlineLimit, found: object, request: object, sync: Synchronous = lambda function: function
+        self,
+        rule: str | InlineLimit,
+        found: object,
+        request: object,
+        later: Callable[[Refund], object],
+        sync: Synchronous = lambda function: function,
     ) -> Enforced:
         """Decide on the current request, and wait for its turn.
 
         Args:
             rule: The rule or the limit, as `named` or `Placed.of` returns it.
             found: What is where the middleware puts the handle.
-            request: The request, for the function `key`.
-            sync: Makes a plain function of the function `key`, which may be async.
+            request: The request, for the functions of the app.
+            later: Keeps a refund until there is a response.
+            sync: Makes a plain function of a function of the app, which may be async.
 
         Raises:
             RuntimeError: There is no handle, because the middleware is not around the app.
         """
         handle = handle_in(found, BlockingHandle, rule, self.advice)
-        return handle.enforce(rule, self.cost, key=UNSET if self.key is None else self.key.read(request, sync))
+        questions = self._questions(rule, handle)
+        asked = next(questions)
+        while isinstance(asked, AppFunction):
+            asked = questions.send(asked.read(request, sync))
+        if asked.rule is None:
+            return _PASSED
+        try:
+            return self._noted(handle.enforce(asked.rule, self.cost, key=asked.key), handle, later)
+        except ConfigurationError as error:
+            return self._unusable(error)
 
-    async def aenforce(self, rule: str | InlineLimit, found: object, request: object) -> Enforced:
+    async def aenforce(
+        self, rule: str | InlineLimit, found: object, request: object, later: Callable[[Refund], object]
+    ) -> Enforced:
         """Do what `enforce` does, awaitable."""
         handle = handle_in(found, RequestHandle, rule, self.advice)
-        key: Key = UNSET if self.key is None else await self.key.aread(request)
-        return await handle.aenforce(rule, self.cost, key=key)
+        questions = self._questions(rule, handle)
+        asked = next(questions)
+        while isinstance(asked, AppFunction):
+            asked = questions.send(await asked.aread(request))
+        if asked.rule is None:
+            return _PASSED
+        try:
+            return self._noted(await handle.aenforce(asked.rule, self.cost, key=asked.key), handle, later)
+        except ConfigurationError as error:
+            return self._unusable(error)
+
+    def _questions(
+        self, rule: str | InlineLimit, handle: RequestHandle
+    ) -> Generator[AppFunction | Question, Any, None]:
+        """Yield the functions that are to be called, and at last what is to be asked of the handle.
+
+        The caller sends the answer of each function, and stops at a `Question`.
+        """
+        if self.methods is not None and handle.method not in self.methods:
+            yield Question(None)
+        if self.exempt_when is not None and (yield self.exempt_when):
+            yield Question(None)
+        if self.limit is not None and isinstance(rule, InlineLimit):
+            text = yield self.limit
+            if not text:
+                yield Question(None)
+            rule = rule._replace(name=f"{rule.name} {text}", limit=text)
+        yield Question(rule, UNSET if self.key is None else (yield self.key))
+
+    def _noted(self, enforced: Enforced, handle: RequestHandle, later: Callable[[Refund], object]) -> Enforced:
+        charged = handle.latest if enforced.denial is None else None
+        if self.refund_when is not None and charged is not None:
+            later(Refund(self.refund_when, handle, charged))
+        return enforced
+
+    def _unusable(self, error: ConfigurationError) -> Enforced:
+        """Let a request pass whose limit, which a function has returned, cannot be used. Any other error is raised."""
+        if self.limit is None:
+            raise error
+        self.limit.failed(str(error))
+        return _PASSED
 
 
 class Placed(NamedTuple):
@@ -193,55 +284,79 @@ def handle_in(found: object, kind: type[_H], rule: str | InlineLimit, advice: st
     return found
 
 
-def limit_in_code(
-    rule: str,
-    cost: int,
-    by: str | Sequence[str] | None,
-    shared: str | None,
-    key: Callable[[Any], Any] | None = None,
-    *,
-    advice: str,
-) -> LimitInCode:
+def limit_in_code(rule: str | Callable[[Any], Any], cost: int, options: LimitOptions, *, advice: str) -> LimitInCode:
     """Read the arguments of `limited`.
 
     Args:
-        rule: The name of a rule, or the text of a limit.
+        rule: The name of a rule, the text of a limit, or a function from a request to the text of a limit.
         cost: What each request will be charged.
-        by: What the limit counts by. None: the default of a rule.
-        shared: The name under which views share the limit. None: each view has counters of its own.
-        key: A function from a request to what is counted in place of `by`. None: `by`.
+        options: The options.
         advice: How to add the middleware.
 
     Raises:
-        ConfigurationError: The text begins with a number, but is not a limit; the limit cannot be used; `by` or
-            `shared` is given with the name of a rule; or `by` and `key` are both given.
-        TypeError: An argument has another type.
+        ConfigurationError: The text begins with a number, but is not a limit; the limit cannot be used; options that
+            belong to a limit are given with the name of a rule; or `by` and `key` are both given.
+        TypeError: An argument has another type, or there is no such option.
     """
-    if not isinstance(rule, str):
+    if unknown := sorted(options.keys() - LimitOptions.__annotations__.keys()):
+        known = ", ".join(LimitOptions.__annotations__)
+        raise TypeError(f"limited has no option {unknown[0]!r}; known: {known}")
+    by, shared, algorithm = options.get("by"), options.get("shared"), options.get("algorithm")
+    function = _function(rule, LIMIT) if callable(rule) else None
+    if function is None and not isinstance(rule, str):
         raise TypeError(f"limited takes the name of a rule, or a limit such as '5 per minute', not {rule!r}")
     if not (by is None or isinstance(by, str) or all(isinstance(entry, str) for entry in by)):
         raise TypeError(f"by takes an attribute such as 'user|ip', or a list of them, not {by!r}")
-    if not (shared is None or isinstance(shared, str)):
-        raise TypeError(f"shared takes a name, not {shared!r}")
-    if not (key is None or callable(key)):
-        raise TypeError(f"key takes a function from the request to what is counted, not {key!r}")
-    function = None if key is None else KeyFunction(key)
-    if not reads_as_limit(rule):
-        for argument, value in (("by", by), ("shared", shared)):
-            if value is not None:
-                message = f"{argument} belongs to a limit, but {quoted(rule)} is the name of a rule"
-                hint = "write by in the rules file" if argument == "by" else "all views that name a rule share it"
-                raise ConfigurationError([Problem(f"limited({quoted(rule)}): {message}", hint=hint)])
-        return LimitInCode(advice, rule, cost, key=function)
+    for name, value in (("shared", shared), ("algorithm", algorithm)):
+        if not (value is None or isinstance(value, str)):
+            raise TypeError(f"{name} takes a name, not {value!r}")
+    text = rule if isinstance(rule, str) else name_of_view(rule)
+    methods = options.get("methods")
+    read = LimitInCode(
+        advice,
+        text,
+        cost,
+        methods=None if methods is None else read_methods(text, methods),
+        limit=function,
+        key=_function(options.get("key"), KEY),
+        exempt_when=_function(options.get("exempt_when"), EXEMPT_WHEN),
+        refund_when=_function(options.get("refund_when"), REFUND_WHEN),
+    )
+    if function is None and not reads_as_limit(text):
+        _refuse_options_of_limits(text, {"by": by, "shared": shared, "algorithm": algorithm})
+        return read
     entries = () if by is None else (by,) if isinstance(by, str) else tuple(by)
-    limit = InlineLimit(shared or "", " ".join(rule.split()), entries, shared is not None)
     if by is not None and not entries:
-        raise ConfigurationError([Problem(f"limited({quoted(rule)}): by must not be empty", hint="leave it out")])
-    if by is not None and key is not None:
-        message = f"limited({quoted(rule)}): by can't be combined with key, which takes its place"
+        raise ConfigurationError([Problem(f"limited({quoted(text)}): by must not be empty", hint="leave it out")])
+    if by is not None and read.key is not None:
+        message = f"limited({quoted(text)}): by can't be combined with key, which takes its place"
         raise ConfigurationError([Problem(message, hint="remove by")])
-    validate_inline(limit, cost if type(cost) is int else 1)
-    return LimitInCode(advice, limit.limit, cost, entries, limit.name, is_limit=True, key=function)
+    text = " ".join(text.split())
+    sample = _SAMPLE if function is not None else text
+    validate_inline(
+        InlineLimit(shared or "", sample, entries, shared is not None, algorithm or ""),
+        cost if type(cost) is int else 1,
+    )
+    return read._replace(text=text, by=entries, shared=shared or "", algorithm=algorithm or "", is_limit=True)
+
+
+_SAMPLE = "1000000 per hour"
+"""A limit in place of one that a function returns, to check the other options of it."""
+
+
+def _function(given: Callable[[Any], Any] | None, purpose: Purpose) -> AppFunction | None:
+    if not (given is None or callable(given)):
+        raise TypeError(f"{purpose.name} takes a function, not {given!r}")
+    return None if given is None else AppFunction(given, purpose)
+
+
+def _refuse_options_of_limits(rule: str, options: dict[str, object]) -> None:
+    """Raise ConfigurationError if the name of a rule comes with an option that belongs to a limit."""
+    for option, value in options.items():
+        if value is not None:
+            message = f"{option} belongs to a limit, but {quoted(rule)} is the name of a rule"
+            hint = "all views that name a rule share it" if option == "shared" else f"write {option} in the rules file"
+            raise ConfigurationError([Problem(f"limited({quoted(rule)}): {message}", hint=hint)])
 
 
 def name_of_view(view: Any) -> str:

@@ -104,6 +104,24 @@ class AsgiResponseTracker:
             self._tasks.append(self._settlement.settle_soon(self._account, moves))
 
 
+REFUNDS = "ratelimit.refunds"
+"""The key of the scope that has what `refund_when` of the app's limits is asked when the response starts."""
+
+
+async def refunding(app: App, scope: Message, receive: Receive, send: Send) -> None:
+    """Serve an app in which limits have `refund_when`: the refunds are made before the response starts."""
+    refunds: list[Callable[[int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]] = []
+    scope[REFUNDS] = refunds
+
+    async def send_after(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            for refund in refunds:
+                await refund(message["status"], message.get("headers") or ())
+        await send(message)
+
+    await app(scope, receive, send_after)
+
+
 _LIFESPAN_ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})
 
 

@@ -9,19 +9,30 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, Placed, name_of_view, wrapped_by
+from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, LimitInCode, Placed, name_of_view, wrapped_by
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules, require_named
 from ratelimit_mw.rules.inline import InlineLimit, two_limits
 
 _log = logging.getLogger("ratelimit_mw")
 
-Found = tuple[object, str | InlineLimit]
-"""What asks for a rule, and the name of the rule or an inline limit."""
+
+class Found(NamedTuple):
+    """A rule that a view asks for.
+
+    Attributes:
+        owner: What asks for it.
+        rule: The name of the rule, or an inline limit. Its text is empty if a function returns it.
+        limit: The arguments of `limited`.
+    """
+
+    owner: object
+    rule: str | InlineLimit
+    limit: LimitInCode
 
 
 class MisplacedLimits:
@@ -73,7 +84,7 @@ def rules_of_view(view: Any) -> Iterator[Found]:
     for name in dir(kind) if isinstance(kind, type) else ():
         marks += getattr(inspect.getattr_static(kind, name, None), RULES_OF_VIEW, ())
     for placed in marks:
-        yield placed.view, placed.of(kind)
+        yield Found(placed.view, placed.of(kind), placed.limit)
 
 
 def rules_of_throttles(view: Any) -> Iterator[str | InlineLimit]:
@@ -98,7 +109,8 @@ def views_of_flask(app: object) -> list[object]:
 
 def register_names(limiter: RateLimiter, views: Iterable[object]) -> None:
     """Register what the decorators of these views ask for. Reloads keep it from now on."""
-    limiter.engine.planner.names.register(limiter.rules, (rule for view in views for _, rule in rules_of_view(view)))
+    found = (each.rule for view in views for each in rules_of_view(view))
+    limiter.engine.planner.names.register(limiter.rules, found)
 
 
 def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
@@ -110,14 +122,14 @@ def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
         ConfigurationError: The rules in force are refused.
     """
     needed, names = tuple(found), limiter.engine.planner.names
-    names.registered.update(rule for _, rule in needed if isinstance(rule, str))
+    names.registered.update(each.rule for each in needed if isinstance(each.rule, str))
     if needed:
         limiter.require(partial(_require, names, needed))
 
 
 def _require(names: UsedNames, found: tuple[Found, ...], rules: Rules) -> None:
     if rules.source is None:  # otherwise the rules are still to be read from their database
-        require_named(rules, {rule for _, rule in found if isinstance(rule, str)})
+        require_named(rules, {each.rule for each in found if isinstance(each.rule, str)})
         _require_limits(names, found, rules)
 
 
@@ -125,8 +137,8 @@ def _require_limits(names: UsedNames, found: Iterable[Found], rules: Rules) -> N
     """Compile the inline limits. Two views must not have one limit, unless it is shared."""
     owners: dict[InlineLimit, object] = {}
     problems: dict[Problem, None] = {}
-    for owner, limit in found:
-        if isinstance(limit, str):
+    for owner, limit, _ in found:
+        if isinstance(limit, str) or not limit.limit:
             continue
         if owners.setdefault(limit, owner) != owner and not limit.shared:
             problems[two_limits(limit, limit)] = None

@@ -33,15 +33,17 @@ class InlineLimit(NamedTuple):
 
     Attributes:
         name: The name of its rule, as in keys, headers and logs.
-        limit: The text of the limit.
+        limit: The text of the limit. Empty: a function returns it for each request.
         by: The entries of `by`. Empty: the default.
         shared: True if the app has chosen the name. Views that declare the same limit then share its counters.
+        algorithm: The algorithm. Empty: the default.
     """
 
     name: str
     limit: str
     by: tuple[str, ...] = ()
     shared: bool = False
+    algorithm: str = ""
 
 
 class RuntimeCompiler(OverrideCompiler, Protocol):

@@ -58,22 +58,22 @@ def engine_of():
         limiter.close()
 
 
-def awaited(paths, headers=None, app=None):
+def awaited(paths, headers=None, app=None, method="GET"):
     """The answers of the project under ASGI, one after the other."""
 
     async def main():
         transport = httpx.ASGITransport(app or GET_ASGI())
         async with httpx.AsyncClient(transport=transport, base_url="http://app", headers=headers) as client:
-            return [await client.get(path) for path in paths]
+            return [await client.request(method, path) for path in paths]
 
     return asyncio.run(main())
 
 
-def blocking(paths, headers=None, app=None):
+def blocking(paths, headers=None, app=None, method="GET"):
     with httpx.Client(
         transport=httpx.WSGITransport(app or GET_WSGI()), base_url="http://app", headers=headers
     ) as client:
-        return [client.get(path) for path in paths]
+        return [client.request(method, path) for path in paths]
 
 
 EACH = pytest.mark.parametrize("ask", [pytest.param(awaited, id="ASGI"), pytest.param(blocking, id="WSGI")])

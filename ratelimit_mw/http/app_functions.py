@@ -1,0 +1,84 @@
+"""The functions that an app passes to `limited`: they get a request or a response, and never fail a request.
+
+They may be async. An exception is logged once for each function, and the function then has a harmless answer.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ratelimit_mw.identity.sources import described
+from ratelimit_mw.rules.inline import text_of_key
+
+_log = logging.getLogger("ratelimit_mw")
+
+Synchronous = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+"""Makes a plain function of one that may be async."""
+
+
+class Purpose(NamedTuple):
+    """What the app passes a function for.
+
+    Attributes:
+        name: The argument of `limited`.
+        read: Makes an answer of what the function returns. Raises TypeError if it has another type.
+        harmless: The answer if the function raises.
+        consequence: What follows from that answer, for the log.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    harmless: Any
+    consequence: str
+
+
+def _text_of_limit(limit: object) -> str:
+    if not (limit is None or isinstance(limit, str)):
+        raise TypeError(f"a function returns a limit as text, such as '5 per minute', not {limit!r}")
+    return " ".join((limit or "").split())
+
+
+KEY = Purpose("key", text_of_key, "", "counts as absent, and the limit does not apply")
+LIMIT = Purpose("limit", _text_of_limit, "", "counts as absent, and the limit does not apply")
+EXEMPT_WHEN = Purpose("exempt_when", bool, False, "counts as false, and the limit applies")
+REFUND_WHEN = Purpose("refund_when", bool, False, "counts as false, and nothing is refunded")
+
+
+class AppFunction:
+    """A function of the app, with its purpose. Two with the same function and the same purpose are equal."""
+
+    def __init__(self, function: Callable[[Any], Any], purpose: Purpose) -> None:
+        self.function = function
+        self._purpose = purpose
+        self._logged = False
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, AppFunction) and self._purpose.name == other._purpose.name
+        return same and self.function == getattr(other, "function", None)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def read(self, argument: object, sync: Synchronous) -> Any:
+        """Return the answer for a request or a response."""
+        try:
+            return self._purpose.read(sync(self.function)(argument))
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            return self.failed(described(error))
+
+    async def aread(self, argument: object) -> Any:
+        """Do what `read` does, awaitable. The function may be async."""
+        try:
+            found = self.function(argument)
+            return self._purpose.read(await found if inspect.isawaitable(found) else found)
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            return self.failed(described(error))
+
+    def failed(self, reason: str) -> Any:
+        """Log once why there is no answer, and return the harmless one."""
+        if not self._logged:
+            self._logged = True
+            message = "the %s of a limit %s: %s (logged once)"
+            _log.warning(message, self._purpose.name, self._purpose.consequence, reason)
+        return self._purpose.harmless

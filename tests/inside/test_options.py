@@ -1,0 +1,312 @@
+"""The options of `limited`: methods, algorithm, exempt_when, refund_when and functions as limits, in each framework."""
+
+import logging
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.http import HttpResponse
+from django.test.utils import override_settings
+from django.urls import path
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.testclient import TestClient
+from flask import Flask, abort, request
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from ratelimit_mw import ConfigurationError, RateLimiter
+from ratelimit_mw import django as in_django
+from ratelimit_mw import fastapi as in_fastapi
+from ratelimit_mw import flask as in_flask
+from ratelimit_mw import starlette as in_starlette
+from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.wsgi import RateLimitMiddleware
+from tests.inside.clients import from_address
+from tests.inside.test_django_middleware import awaited, blocking
+
+METHODS = ["GET", "HEAD", "POST"]
+RULES = {
+    "domain": "options",
+    "storage": {"timeout": "5s"},
+    "client": {"secret": "x"},
+    "rules": [{"name": "mail", "by": "ip", "limit": "2 per minute", "algorithm": "fixed_window", "on_demand": True}],
+}
+
+
+@pytest.fixture
+def limiter(storage, clock):
+    with RateLimiter(RULES, storage=storage, clock=clock) as made:
+        yield made
+
+
+def status_of(headers):
+    return int(headers.get("X-Status", "200"))
+
+
+def of_flask(limiter, rule, **options):
+    app = Flask("options", root_path="/")
+
+    @app.route("/", methods=METHODS)
+    @in_flask.limited(rule, **options)
+    def view():
+        status = status_of(request.headers)
+        return ("", status) if status < 500 else abort(status - 100)
+
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+    client = app.test_client()
+    return lambda method, headers: client.open("/", method=method, headers=headers)
+
+
+def of_starlette(limiter, rule, **options):
+    @in_starlette.limited(rule, **options)
+    async def endpoint(request: Request) -> PlainTextResponse:
+        status = status_of(request.headers)
+        if status >= 500:
+            raise HTTPException(status - 100)
+        return PlainTextResponse("", status)
+
+    app = Starlette(routes=[Route("/", endpoint, methods=METHODS)], middleware=[Middleware(Asgi, limiter=limiter)])
+    client = TestClient(from_address(app, "192.0.2.1"))
+    return lambda method, headers: client.request(method, "/", headers=headers)
+
+
+def of_fastapi(limiter, rule, **options):
+    app = FastAPI()
+
+    @app.api_route("/", methods=METHODS, dependencies=[Depends(in_fastapi.limited(rule, **options))])
+    def endpoint(request: Request, response: Response) -> str:
+        response.status_code = status_of(request.headers)
+        if response.status_code >= 500:
+            raise HTTPException(response.status_code - 100)
+        return ""
+
+    in_fastapi.add_rate_limits(app, limiter=limiter)
+    client = TestClient(from_address(app, "192.0.2.1"))
+    return lambda method, headers: client.request(method, "/", headers=headers)
+
+
+def django_view(request):
+    status = status_of(request.headers)
+    if status >= 500:
+        raise PermissionDenied
+    return HttpResponse(status=status)
+
+
+def of_django(ask):
+    def made(limiter, rule, **options):
+        view = in_django.limited(rule, **options)(django_view)
+
+        def requested(method, headers):
+            with override_settings(RATELIMIT=limiter, ROOT_URLCONF=(path("", view),)):
+                return ask(["/"], headers, method=method)[0]
+
+        return requested
+
+    return made
+
+
+def of_rest(limiter, rule, **options):
+    from rest_framework.views import APIView  # it needs the settings of Django
+
+    from ratelimit_mw.drf import RateLimitThrottle
+
+    functions = {name: staticmethod(value) if callable(value) else value for name, value in options.items()}
+    rate = staticmethod(rule) if callable(rule) else None
+    throttle = type("Throttle", (RateLimitThrottle,), {"rate": rate, "scope": None if rate else rule, **functions})
+
+    class Resource(APIView):
+        throttle_classes = (throttle,)
+
+        def get(self, request):
+            return django_view(request)
+
+        post = get
+
+    def requested(method, headers):
+        with override_settings(RATELIMIT=limiter, ROOT_URLCONF=(path("", Resource.as_view()),)):
+            return blocking(["/"], headers, method=method)[0]
+
+    return requested
+
+
+EACH = pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(of_flask, id="Flask"),
+        pytest.param(of_starlette, id="Starlette"),
+        pytest.param(of_fastapi, id="FastAPI"),
+        pytest.param(of_django(blocking), id="Django"),
+        pytest.param(of_django(awaited), id="Django, async"),
+        pytest.param(of_rest, id="REST framework"),
+    ],
+)
+
+
+def statuses(ask, *requests):
+    """The statuses of requests: each a method, or a dict of headers."""
+    found = []
+    for each in requests:
+        method, headers = (each, {}) if isinstance(each, str) else ("GET", each)
+        found.append(ask(method, headers).status_code)
+    return found
+
+
+@EACH
+@pytest.mark.parametrize("rule", ["2 per minute", "mail"])
+def test_only_the_named_methods_are_counted(limiter, of, rule):
+    ask = of(limiter, rule, methods=["POST"])
+    assert statuses(ask, "GET", "GET", "GET", "POST", "POST", "POST", "GET") == [200] * 5 + [429, 200]
+
+
+@EACH
+def test_head_counts_as_get(limiter, of):
+    ask = of(limiter, "1 per minute", methods=["get"])
+    assert [status == 429 for status in statuses(ask, "POST", "GET", "HEAD")] == [False, False, True]
+
+
+@EACH
+def test_a_limit_has_the_algorithm_that_it_names(limiter, clock, of):
+    ask = of(limiter, "1 per minute", algorithm="fixed_window")
+    first, second = ask("GET", {}), ask("GET", {})
+    assert (first.status_code, second.status_code) == (200, 429)
+    clock.advance(float(second.headers["Retry-After"]))  # to the end of the window; a sliding one would still deny
+    assert statuses(ask, "GET") == [200]
+
+
+async def is_trusted(request):
+    return request.headers.get("X-Trusted") == "yes"
+
+
+def raises(_):
+    raise RuntimeError("hunter2")
+
+
+TRUSTED = {"X-Trusted": "yes"}
+
+
+@EACH
+@pytest.mark.parametrize("rule", ["1 per minute", "mail"])
+@pytest.mark.parametrize("when", [is_trusted, lambda request: request.headers.get("X-Trusted") == "yes"])
+def test_exempt_requests_are_not_counted(limiter, of, rule, when):
+    ask = of(limiter, rule, cost=2 if rule == "mail" else 1, exempt_when=when)
+    assert statuses(ask, TRUSTED, TRUSTED, {}, {}, TRUSTED) == [200, 200, 200, 429, 200]
+
+
+async def is_unauthorized(response):
+    return response.status_code in {401, 403, 404}
+
+
+@EACH
+@pytest.mark.parametrize("rule", ["1 per minute", "mail"])
+@pytest.mark.parametrize("when", [is_unauthorized, lambda response: response.status_code in {401, 403, 404}])
+def test_a_response_that_is_to_be_refunded_is_not_counted(limiter, of, rule, when):
+    ask = of(limiter, rule, cost=2 if rule == "mail" else 1, refund_when=when)
+    assert statuses(ask, {"X-Status": "401"}, {"X-Status": "401"}, {}, {"X-Status": "401"}) == [401, 401, 200, 429]
+
+
+@EACH
+def test_a_response_of_an_error_handler_may_be_refunded(limiter, of):
+    ask = of(limiter, "1 per minute", refund_when=is_unauthorized)
+    refunded = statuses(ask, {"X-Status": "504"}, {"X-Status": "504"}, {})
+    assert (set(refunded[:2]) <= {403, 404}, refunded[2]) == (True, 200)
+
+
+@EACH
+def test_a_refund_returns_only_what_its_own_limit_has_charged(limiter, of):
+    def refuse(response):
+        return response.status_code == 401
+
+    ask = of(limiter, "mail", refund_when=refuse)
+    limiter.reset_all()
+    assert statuses(ask, {"X-Status": "401"}, {}, {}, {}) == [401, 200, 200, 429]
+
+
+def by_plan(request):
+    return {"gold": "2 per minute", "none": None}.get(request.headers.get("X-Plan", ""), "1  per minute")
+
+
+async def by_plan_later(request):
+    return by_plan(request)
+
+
+@EACH
+@pytest.mark.parametrize("function", [by_plan, by_plan_later])
+def test_a_function_returns_the_limit_of_a_request(limiter, of, function):
+    ask = of(limiter, function)
+    gold, free = {"X-Plan": "gold"}, {"X-Plan": "none"}
+    assert statuses(ask, {}, {}, gold, gold, gold, *[free] * 3) == [200, 429, 200, 200, 429, 200, 200, 200]
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        pytest.param(raises, "RuntimeError was raised at", id="it raises"),
+        pytest.param(lambda _: 5, "TypeError was raised at", id="it returns a number"),
+        pytest.param(lambda _: "5 per minuet", "'minuet' is not a unit of time", id="it returns a typing mistake"),
+        pytest.param(lambda _: "mail", "'mail' is not a limit", id="it returns the name of a rule"),
+        pytest.param(lambda _: "5 concurrent", "concurrent", id="it returns a concurrent limit"),
+    ],
+)
+def test_a_function_without_a_usable_limit_limits_nothing_and_is_logged_once(limiter, of, function, said, caplog):
+    assert statuses(of(limiter, function), *["GET"] * 3) == [200] * 3
+    (line,) = [record.getMessage() for record in caplog.records if "of a limit" in record.getMessage()]
+    assert line.startswith("the limit of a limit counts as absent, and the limit does not apply")
+    assert said in line
+    assert "hunter2" not in line
+
+
+@EACH
+@pytest.mark.parametrize("option", ["exempt_when", "refund_when"])
+def test_a_condition_that_raises_is_false_and_logged_once(limiter, of, option, caplog):
+    caplog.set_level(logging.WARNING)
+    assert statuses(of(limiter, "1 per minute", **{option: raises}), *["GET"] * 3) == [200, 429, 429]
+    (line,) = [record.getMessage() for record in caplog.records if option in record.getMessage()]
+    assert "counts as false" in line
+    assert "hunter2" not in line
+
+
+LIMITED = [module.limited for module in (in_flask, in_django, in_fastapi, in_starlette)]
+
+
+@pytest.mark.parametrize("limited", LIMITED)
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (
+            ["mail"],
+            {"algorithm": "fixed_window"},
+            ConfigurationError,
+            "algorithm belongs to a limit.*in the rules file",
+        ),
+        (["1 per hour"], {"algorithm": "fixd_window"}, ConfigurationError, r"did you mean 'fixed_window'\?"),
+        (["1 per hour"], {"algorithm": 5}, TypeError, "algorithm takes a name, not 5"),
+        (
+            ["1 per hour"],
+            {"methods": ["PSOT"]},
+            ConfigurationError,
+            r"methods\[0\]: 'PSOT' is not an HTTP method.*'POST'",
+        ),
+        (["1 per hour"], {"methods": "HEAD"}, ConfigurationError, "HEAD requests are counted with GET"),
+        (["mail"], {"exempt_when": True}, TypeError, "exempt_when takes a function, not True"),
+        (["mail"], {"refund_when": 401}, TypeError, "refund_when takes a function, not 401"),
+        (["mail"], {"excempt_when": by_plan}, TypeError, "limited has no option 'excempt_when'; known: by, algorithm"),
+        ([by_plan], {"by": "usr|"}, ConfigurationError, "an attribute is missing"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_where_it_is_written(limited, arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        limited(*arguments, **options)
+
+
+def test_a_route_that_comes_later_cannot_refund(limiter):
+    @in_starlette.limited("mail", refund_when=is_unauthorized)
+    async def endpoint(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("")
+
+    app = Starlette(middleware=[Middleware(Asgi, limiter=limiter)])
+    with TestClient(from_address(app, "192.0.2.1")) as client:
+        app.router.routes.append(Route("/", endpoint))
+        with pytest.raises(RuntimeError, match="a route that the app did not have when it started"):
+            client.get("/")
