@@ -24,6 +24,11 @@ def told(*rules, ip="192.0.2.1", before=0, cost=1, more=None, **attributes):
         return engine.explain(asked, cost)
 
 
+def test_a_wait_below_a_second_is_told():
+    explained = told({"limit": "2 per second", "algorithm": "token_bucket"}, before=2)
+    assert explained.outcome == "would be denied by 'r0', for 0.5 s"
+
+
 @pytest.mark.parametrize(
     ("rules", "given", "status", "why"),
     [

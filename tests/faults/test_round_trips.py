@@ -46,6 +46,24 @@ def test_tasks_send_while_no_reply_has_arrived(any_server, proxy):
     asyncio.run(main())
 
 
+def test_the_reply_to_a_request_that_was_cancelled_disturbs_no_other(any_server, proxy, caplog):
+    async def main():
+        store = RedisStore(proxy.url, timeout=WITHIN)
+        await store.adecide(ASKS)
+        before = decided(any_server)
+        proxy.delay(0, 0.5)
+        cancelled = asyncio.create_task(store.adecide(ASKS))
+        await aeventually(lambda: decided(any_server) == before + 1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        reply = await store.adecide(ASKS)
+        await store.aclose()
+        return reply.outcomes[0].remaining
+
+    assert asyncio.run(main()) == 999_997
+    assert caplog.records == []
+
+
 def test_threads_get_a_connection_each_once_the_server_is_known_to_be_far_away(proxy):
     """Two round trips do not fit into the timeout, so none may wait for another's."""
     proxy.delay(0.6)

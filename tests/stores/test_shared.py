@@ -524,6 +524,14 @@ os.kill(os.getpid(), signal.SIGSTOP)
             other.write(b"still open")
         assert store.decide(one()).outcomes[0].allowed
 
+    def test_a_closed_store_leaves_no_descriptor_open(self, tmp_path):
+        before = list(Path("/dev/fd").iterdir())
+        for number in range(3):
+            store = opened(f"lmdb://{tmp_path}/counters{number}")
+            assert store.decide(one()).outcomes[0].allowed
+            store.close()
+        assert len(list(Path("/dev/fd").iterdir())) == len(before)
+
     def test_nothing_is_created_before_the_first_decision(self, path, store):
         assert not path.exists()
         store.decide(one())
