@@ -41,6 +41,7 @@ unit: $(VENV)/.dev $(VENV)/.browser ## the tests alone: make unit ARGS='-k login
 soak: $(VENV)/.dev ## what takes minutes: soaks, fuzzers and faults under load in tests/load, and tests with the mark soak
 	$(BIN)/python -m pytest tests/load $(ARGS)
 	$(BIN)/python -m pytest -m soak $(ARGS)
+	IN_STEPS=1 $(BIN)/python -m pytest tests/shells tests/test_response.py tests/test_policies.py $(ARGS)
 	$(MAKE) oldest ARGS=
 
 # Starlette 0.40's TestClient leaves streams unclosed where an app does not start.

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.stores.memory import MemoryStore
-from tests.shells.asking import IP, START, limiter
+from tests.shells.asking import IP, START, InSteps, limiter
 from tests.test_combinations import asked_asgi, asked_wsgi, history, loaded
 from tests.test_combinations import given as attributes_of
-
-
-class InSteps(MemoryStore):
-    """Counters in memory that no plan takes in one step."""
-
-    def taker(self, asks):
-        return None
 
 
 def counted(tally):
@@ -105,3 +98,21 @@ def test_a_subclass_that_decides_by_itself_is_asked():
     with limiter(rules=[ONE], storage=Own(clock=ManualClock(START))) as made:
         made.check({"ip": IP})
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, InSteps])
+def test_of_counters_with_as_much_left_the_first_one_binds(kind):
+    rules = [{**ONE, "name": name} for name in ("one", "two")]
+    with limiter(rules=rules, storage=kind(clock=ManualClock(START))) as made:
+        assert [made.check({"ip": IP}).rule for _ in range(5)] == ["one"] * 5
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, InSteps])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_request_that_has_to_wait_is_told_for_how_long(kind, others):
+    queue = {"name": "queue", "by": "ip", "algorithm": "leaky_bucket", "limit": "60 per minute", "burst": 3}
+    with limiter(
+        rules=[queue, {**ONE, "limit": "99 per hour"}][: others + 1], storage=kind(clock=ManualClock(START))
+    ) as made:
+        assert [made.check({"ip": IP}).delay for _ in range(3)] == [0.0, 1.0, 2.0]
+        assert made.tally.snapshot().requests["delayed"] == 2

@@ -5,7 +5,7 @@ from enum import Enum
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.http_request import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest, asgi_told
 from ratelimit_mw.reload.controls import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
@@ -265,6 +265,9 @@ def test_a_switch_that_is_thrown_or_set_back_is_seen_by_requests_that_are_rememb
         turn(Setting(word))
         made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of()))
         plans.append([ask.shadow for ask in made.asks])
+        for _ in range(3):
+            told = limiter.engine.planner.plan_told(limiter.rules, scope_of(), asgi_told(scope_of()))
+            assert [ask.shadow for ask in told.asks] == plans[-1]
         assert [ask.shadow for ask in plan(limiter, IP).asks] == plans[-1]
     assert plans == [[False], [], [True], [False]]
 

@@ -1,6 +1,7 @@
 """Requests to the two middlewares, driven by hand, and their answers in one shape."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from wsgiref.util import setup_testing_defaults
@@ -9,6 +10,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 
 START = 1_700_000_000  # 20 s into a minute, as windows are counted
@@ -21,8 +23,19 @@ def rules(limit="2 per minute", **sections):
     return {"domain": "shop", "storage": {"timeout": "5s"}, "rules": [everybody], **sections}
 
 
+class InSteps(MemoryStore):
+    """Counters in memory that no plan takes in one step."""
+
+    def taker(self, asks):
+        return None
+
+
 def limiter(limit="2 per minute", *, clock=None, storage=None, **sections):
-    return RateLimiter(rules(limit, **sections), storage=storage, clock=clock or ManualClock(START))
+    """A limiter in memory. With IN_STEPS in the environment, no plan is taken in one step: see `make soak`."""
+    clock = clock or ManualClock(START)
+    if storage is None and "storage" not in sections and "IN_STEPS" in os.environ:
+        storage = InSteps(clock=clock)
+    return RateLimiter(rules(limit, **sections), storage=storage, clock=clock)
 
 
 def http_scope(path="/", *, method="GET", ip=IP, headers=(), **more):
