@@ -306,6 +306,7 @@ KNOWN = {
     "envoy/tree.py": "what descriptors are counted by",
     "rules/preflights.py": "what preflights are counted by",
     "operations/page/visits.py": "a limit of the page itself",
+    "cli/doctor.py": "the counter with which it tries the store",
 }
 """The files outside the algorithms that know one by its name, each with the reason."""
 
