@@ -9,7 +9,7 @@ This module is internal: its names may change in any release.
 import math
 import re
 
-from ratelimit_mw.errors import Invalid, quoted
+from ratelimit_mw.errors import Invalid, nearest, quoted
 
 MILLISECOND = 1_000
 SECOND = 1_000_000
@@ -89,11 +89,7 @@ def unit_of(word: str) -> int:
         (name for form in (lower, lower.removesuffix("s")) if (name := SHORT_UNITS.get(form, form)) in UNITS), ""
     )
     if not name:
-        from difflib import get_close_matches  # late, because most rules have no mistakes
-
-        near = get_close_matches(lower.removesuffix("s"), UNITS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(UNITS)}"
-        raise Invalid(f"{quoted(word)} is not a unit of time", hint)
+        raise Invalid(f"{quoted(word)} is not a unit of time", nearest(lower.removesuffix("s"), UNITS))
     return UNITS[name]
 
 

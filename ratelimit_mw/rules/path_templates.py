@@ -17,7 +17,21 @@ _MAX_LENGTH = 1_000
 
 _PARAMETER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
 _OTHER_DIALECTS = re.compile(r"<(?:(\w+):)?(\w+)>|(?<=/):([a-zA-Z_]\w*)(?=/|\Z)")  # Flask: <id>, Express: :id
-_REGULAR = re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^")  # only regular expressions contain these
+_REFUSED = (
+    (re.compile("://"), "a URL, where a path belongs", "a path begins with '/'; the rest of a URL has the key host"),
+    (
+        re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^"),
+        "regular expressions are not read here",
+        "write {name} for one segment, '/*' for all below",
+    ),
+    (
+        re.compile(r"/\.\.?(?:/|\Z)"),
+        "'.' and '..' are no segments of a path",
+        "a request's are resolved before it is matched",
+    ),
+    (re.compile("[?#]"), "a path holds no '?' and no '#'", "for a query parameter there is query:N"),
+)
+"""What no path template has, with the message and the hint."""
 
 KINDS = ("str", "int", "float", "uuid", "path")
 """The kinds of parameters that a template may name."""
@@ -118,20 +132,15 @@ def parts_of(text: str) -> TemplateParts:
 
 
 def _check_path(text: str) -> None:
-    if "://" in text:
-        raise Invalid("a URL, where a path belongs", "a path begins with '/'; the rest of a URL has the key host")
-    if _REGULAR.search(text):
-        raise Invalid("regular expressions are not read here", "write {name} for one segment, '/*' for all below")
+    for pattern, message, hint in _REFUSED:
+        if pattern.search(text):
+            raise Invalid(message, hint)
     if not text.startswith("/"):
         raise Invalid("a path begins with '/'", f"did you mean '/{text}'?" if text else "")
     if len(text) > _MAX_LENGTH:
         raise Invalid(f"longer than {_MAX_LENGTH} characters")
     if not text.isprintable():
         raise Invalid("holds a character that can't be printed")
-    if {".", ".."} & set(text.split("/")):
-        raise Invalid("'.' and '..' are no segments of a path", "a request's are resolved before it is matched")
-    if "?" in text or "#" in text:
-        raise Invalid("a path holds no '?' and no '#'", "for a query parameter there is query:N")
 
 
 def _refuse_other_dialects(text: str, body: str) -> None:
