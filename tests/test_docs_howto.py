@@ -5,7 +5,6 @@ import importlib.util
 import logging
 import math
 import re
-import shlex
 import subprocess
 import sys
 from types import ModuleType
@@ -156,15 +155,6 @@ def test_uvicorn_lets_a_client_choose_its_address_only_where_the_page_says_so(tm
             for forged in (FORGED, "198.51.100.10")
         ]
     assert left == (["8", "7"] if correct else ["8", "8"])
-
-
-@pytest.mark.parametrize("text", blocks("proxies", "console"))
-def test_explain_prints_what_the_page_shows(text, tmp_path):
-    (tmp_path / "ratelimits.yaml").write_text(blocks("proxies", "yaml")[0])
-    command, _, shown = text.partition("\n")
-    arguments = [sys.executable, "-m", "ratelimit_mw", *shlex.split(command)[2:]]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout == shown
 
 
 # ------------------------------------------------------------------------------------------------ cors.md
