@@ -288,8 +288,8 @@ def test_a_reset_by_another_process_shows_within_five_seconds(cached, counted, c
 def test_another_rules_denial_is_no_reason_not_to_count_this_ones(cached, counted):
     """Of a request that both deny, the other's denial is remembered; but this one's has to be counted."""
     other = Ask("d:other:fw60:{x}", Quota("fixed_window", 0, MINUTE))
-    for _ in range(3):
-        cached.decide([other, ask(0)])
+    for cost in (1, 2, 1):
+        cached.decide([other, ask(0, cost=cost)])
     assert counted.asked == 3
     assert said(cached, ask(100))[0][0] is True
 
@@ -369,6 +369,16 @@ def test_another_request_of_a_banned_client_is_answered_with_the_end_of_the_ban(
     assert reply.outcomes[0].retry_after == NEVER
     clock.advance(1)
     assert said(cached, other) == [(True, 599)]
+    assert counted.asked == 3
+
+
+def test_a_ban_is_remembered_until_its_end_although_responses_may_open_the_counter(cached, counted, clock):
+    asked = ask(0)._replace(quota=replace(quota(0), refundable=True))
+    for _ in range(3):
+        cached.decide([asked])
+    for _ in range(4):
+        assert said(cached, asked)[0][0] is True
+        clock.advance(1)
     assert counted.asked == 3
 
 
