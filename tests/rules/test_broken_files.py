@@ -36,6 +36,8 @@ RULE = "domain: shop\nrules:\n  - name: a\n    limit: 5/s\n"
 NOT_UTF8 = "not UTF-8: the byte {} can't be read (save the file as UTF-8)"
 BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))])
 
+WIDE = f"a: &a [{'x, ' * 1_000}]\nb: &b [{'*a, ' * 10}]\nc: [{'*b, ' * 60}]\n"
+
 
 # What a text file can't well show.
 @pytest.mark.parametrize(
@@ -56,6 +58,7 @@ BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for 
             RULE + "    cost: " + "9" * 5_000, f"must be a whole number, not '{'9' * 59}…'", id="5 000 digits"
         ),
         pytest.param(BOMB, "more than 500000 values (an alias counts each time it is used)", id="an alias bomb"),
+        pytest.param(WIDE, "more than 500000 values (an alias counts each time it is used)", id="a flat alias bomb"),
         pytest.param("a: " + "x" * 4 * 1024 * 1024, "larger than 4 MB", id="a file of more than 4 MB"),
     ],
 )
