@@ -362,8 +362,8 @@ class Storage:
     def wrap_for(self, rules: Rules) -> None:
         """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""
         quotas = rules.quotas
-        if self._leases is None:
-            self.store, self._leases = with_leases_and_shards(self.store, quotas, self._clock, interval=self._interval)
+        self.store, leases = with_leases_and_shards(self.store, quotas, self._clock, interval=self._interval)
+        self._leases = leases or self._leases
         self.store = with_bans(self.store, quotas, self.bans.begun)
         self.local = with_bans(self.local, quotas, self.bans.begun)
 

@@ -112,12 +112,16 @@ def open_records(url: str) -> Records:
 def with_leases_and_shards(
     store: Store, quotas: Sequence[Quota], clock: Clock | None = None, *, interval: float = 1.0
 ) -> "tuple[Store, Leases | None]":
-    """Wrap `store` with leases and shards if one of `quotas` needs them. Bans and the deny cache stay outermost.
+    """Wrap `store` with leases and with shards, if one of `quotas` needs them and it has none yet.
+
+    Bans and the deny cache stay outermost, and leases are above shards.
 
     Returns:
-        The store to ask, and the leases that must be settled at the end (None if there are none).
+        The store to ask, and the leases that must be settled at the end (None if `quotas` need none).
     """
-    if all(quota.consistency == "strict" and quota.shards == 1 for quota in quotas):
+    leased = any(quota.consistency != "strict" for quota in quotas)
+    sharded = any(quota.shards > 1 for quota in quotas)
+    if not (leased or sharded):
         return store, None
     if isinstance(store, Bans | DenyCache):
         store.beneath, leases = with_leases_and_shards(store.beneath, quotas, clock, interval=interval)
@@ -127,8 +131,15 @@ def with_leases_and_shards(
     from ratelimit_mw.stores.lease_store import Leases  # imported on demand: most rules are strict
     from ratelimit_mw.stores.shards import Shards
 
-    leases = Leases(Shards(store), clock, interval=interval)
-    return leases, leases
+    leases = store if isinstance(store, Leases) else None
+    beneath = leases.beneath if leases else store
+    if sharded and not isinstance(beneath, Shards):
+        beneath = Shards(beneath)
+    if leases:
+        leases.beneath = beneath
+    elif leased:
+        leases = Leases(beneath, clock, interval=interval)
+    return leases or beneath, leases
 
 
 def innermost(store: Store) -> Store:

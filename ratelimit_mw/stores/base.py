@@ -1,5 +1,6 @@
 """The interface of stores, the requests that they answer, and the base class of stores that wrap others."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
@@ -104,12 +105,9 @@ class Store(ABC):
         """
         return self.aask(request)
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply] | None:  # noqa: ARG002  for subclasses
-        """As `reply_to` for these asks and `DECIDE`, and `denied` learns of a denial. None: `reply_to` is called.
-
-        A store that overrides this calls `denied` before the future has its result.
-        """
-        return None
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
+        """As `reply_to` for these asks and `DECIDE`. `denied` is told of a denial before the caller gets the reply."""
+        return tell_denials(self.reply_to((asks, DECIDE)), asks, denied)
 
     def taker(self, asks: Sequence[Ask]) -> Taker | None:
         """A function that does what `ask` does for these asks and `DECIDE`. None: `ask` is called.
@@ -185,6 +183,15 @@ class Store(ABC):
     async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
         """The awaitable twin of `charge`."""
         return (await self.aask((asks, Intent(charged_at=instead_of, insist=True)))).now
+
+
+async def tell_denials(reply: Awaitable[Reply], asks: Sequence[Ask], denied: Denied) -> Reply:
+    """Wait for the reply to these asks, which the store has not begun, and tell `denied` if one of them is denied."""
+    asked_at = time.monotonic_ns() // 1000
+    answer = await reply
+    if not all(outcome.allowed for outcome in answer.outcomes):
+        denied(asks, asked_at, answer)
+    return answer
 
 
 class Wait(Protocol):
@@ -277,9 +284,19 @@ class Wrapper(Store):
             return reply if note is None else self.answered(asked, note, reply)
         return drive(self.beneath, plan)
 
-    async def aask(self, request: StoreRequest) -> Reply:
+    def aask(self, request: StoreRequest) -> Coroutine[Any, Any, Reply]:
         """See `Store`."""
-        plan = self.asked(request)
+        return self._carried_out(self.asked(request))
+
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
+        """See `Store`. A request that is passed on as it is takes no coroutine here. A reply of `asked` is not told."""
+        plan = self.asked((asks, DECIDE))
+        if type(plan) is tuple and plan[1] is None:
+            return self.beneath.decision(plan[0][0], denied)
+        carried_out = self._carried_out(plan)
+        return carried_out if type(plan) is Reply else tell_denials(carried_out, asks, denied)
+
+    async def _carried_out(self, plan: Call | Reply | Steps[Reply]) -> Reply:
         if isinstance(plan, Reply):
             return plan
         if isinstance(plan, tuple):

@@ -77,13 +77,13 @@ class DenyCache(Wrapper):
         self._offset = 0
 
     def reply_to(self, request: StoreRequest) -> Awaitable[Reply]:
-        """See `Store`. If no cached denial is certain, the future of the store beneath is returned, if it makes one."""
+        """See `Store`. If no cached denial is certain, this takes no coroutine here."""
         asks, intent = request
         if intent is not DECIDE or self._clock:
             return self.aask(request)
         if self._denials and (known := self._known(asks, time.monotonic_ns() // 1000)):
-            return _ready(known)
-        return self.beneath.decision(asks, self._learn) or self.aask(request)
+            return self._carried_out(known)
+        return self.beneath.decision(asks, self._learn)
 
     def asked(self, request: StoreRequest) -> Call | Reply:
         """Deny the request if a cached denial is certain. The reply then has the outcome of this counter alone.
@@ -159,10 +159,6 @@ class DenyCache(Wrapper):
             # If a counter whose denial is not cached denies longest, only the store knows the wait.
             if denial.counted or longest_cached >= longest:
                 self._denials.put(key, denial)
-
-
-async def _ready(reply: Reply) -> Reply:
-    return reply
 
 
 def _comparable(time_or_never: int) -> float:

@@ -173,18 +173,21 @@ class LeaseLedger:
             outcomes.append(lease.outcome(store_now))
         return Reply(store_now, outcomes) if outcomes else None
 
-    def concerns(self, asks: Sequence[Ask], now: int) -> bool:
-        """Whether leases take part in the decision. Otherwise no counter is hot, and the store alone decides."""
+    def none_is_hot(self, asks: Sequence[Ask], now: int) -> bool:
+        """Whether the store alone decides, because none of these counters is hot. Needs no guard.
+
+        It counts how often each counter without a lease is asked for. Two threads at once may count once.
+        """
         if now >= self._asked_until:
             self._asked, self._asked_until = {}, now + self._interval
-        found = False
+        cold, asked, leases = True, self._asked, self.leases
         for key, quota, _, _ in asks:
-            if key in self.leases or quota.consistency == "write_back":
-                found = True
+            if key in leases or quota.consistency == "write_back":
+                cold = False
             elif quota.consistency == "lease":
-                self._asked[key] = self._asked.get(key, 0) + 1
-                found = found or self._asked[key] >= HOT
-        return found
+                asked[key] = times = asked.get(key, 0) + 1
+                cold = cold and times < HOT
+        return cold
 
     def claim(self, ask: Ask, now: int) -> Claim:
         """The claim of one ask. It is spent here if a lease covers it. The caller must pass it to `conclude`."""

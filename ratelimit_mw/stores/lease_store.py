@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,6 +24,7 @@ from ratelimit_mw.stores.base import (
     DECIDE,
     LOOK,
     Call,
+    Denied,
     Intent,
     Steps,
     Store,
@@ -31,6 +32,7 @@ from ratelimit_mw.stores.base import (
     Wrapper,
     adrive,
     drive,
+    tell_denials,
     time_of,
 )
 from ratelimit_mw.stores.lease import Claim, Due, LeaseLedger
@@ -68,6 +70,8 @@ class Leases(Wrapper):
     def __init__(self, store: Store, clock: Clock | None = None, *, interval: float = 1.0, most: int = 65_536) -> None:
         super().__init__(store)
         self._clock = clock
+        self._now = clock.now if clock else _local_time
+        """The local time by which leases are timed, in microseconds."""
         self._interval = interval
         self._most = most
         self.ledger: LeaseLedger
@@ -87,18 +91,30 @@ class Leases(Wrapper):
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
         """Decide here if leases cover the request. If no counter is hot, the request goes to the store unchanged."""
         asks, intent = request
-        if intent.forget:
-            return request, asks
-        if not intent.decides:
-            return request, None
-        now = self._now()
-        with self.guard:
-            due = self._turn_is_due(now)
-            if intent.commit and not due and (reply := self.ledger.spend(asks, now)):
-                return reply
-            if not self.ledger.concerns(asks, now) and not due:
+        if intent is not DECIDE:
+            if intent.forget:
+                return request, asks
+            if not intent.decides:
                 return request, None
+        now = self._now()
+        if not self._turn_is_due(now):
+            if self.ledger.none_is_hot(asks, now):
+                return request, None
+            if intent.commit and (reply := self._spend(asks, now)):
+                return reply
         return self._decide(asks, intent.commit)
+
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
+        """See `Store`. Of most apps, most counters are not hot: their requests are passed on with few steps."""
+        now = self._now()
+        if not self._turn_is_due(now) and self.ledger.none_is_hot(asks, now):
+            return self.beneath.decision(asks, denied)
+        plan = self._spend(asks, now) or self._decide(asks, commit=True)
+        return tell_denials(self._carried_out(plan), asks, denied)
+
+    def _spend(self, asks: Sequence[Ask], now: int) -> Reply | None:
+        with self.guard:
+            return self.ledger.spend(asks, now)
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
         """Drop the leases of counters that were reset. The leases of other processes last until they end."""
@@ -298,10 +314,6 @@ class Leases(Wrapper):
     def _turn_is_due(self, now: int) -> bool:
         """Whether the next decision settles, because there is no thread under a user's clock."""
         return self._clock is not None and now >= self._next_turn and bool(self.ledger.leases or self.ledger.owed)
-
-    def _now(self) -> int:
-        """The local time by which leases are timed, in microseconds."""
-        return self._clock.now() if self._clock else _local_time()
 
     def _start_thread(self) -> None:
         """Start the thread that settles, unless it runs or there are no leases."""

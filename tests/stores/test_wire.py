@@ -60,6 +60,14 @@ def test_a_call_takes_what_it_needs_of_the_script(requests, several):
     assert "algorithms[TOKEN_BUCKET] =" not in text
 
 
+def test_many_requests_are_encoded_as_few_are():
+    row = [(quota, cost) for cost in (1, 5, 1, 2) for quota in (MINUTE, HOUR, MINUTE)]
+    requests = [([Ask(f"d:a:{{{number}}}", *each)], DECIDE) for number, each in enumerate(row)]
+    _, *keys, _, _, terms, places = encode(requests, None).arguments
+    _, *more_keys, _, _, more_terms, more_places = encode([*requests, (TWO, DECIDE)], None).arguments
+    assert (keys, terms, places) == (more_keys[:12], more_terms[: len(terms)], more_places[:24])
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -145,24 +145,25 @@ _Calls = tuple[Sequence[bytes], int, bytes, bytes, bool]
 
 
 def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
-    """Encode many requests that each take 1 from one counter, which is the usual case. None for other requests."""
+    """Encode many requests that each take from one counter, which is the usual case. None for other requests."""
     asks = [asks[0] for asks, intent in requests if intent is DECIDE and len(asks) == 1]
     if len(asks) < len(requests):
         return None
     keys, quotas, costs, shadows = zip(*asks, strict=True)
-    if costs.count(1) < len(costs) or any(shadows):
+    if any(shadows):
         return None
-    ids = list(map(id, quotas))
-    known = [_packed_quota(quota) for quota in dict(zip(ids, quotas, strict=True)).values()]
-    if any(each.quota.overdraft for each in known):
+    # Only C code runs for each request here.
+    kinds = list(zip(map(id, quotas), costs, strict=True))
+    quota_of = dict(zip(kinds, quotas, strict=True))
+    known = [(_packed_quota(quota), cost) for (_, cost), quota in quota_of.items()]
+    if any(each.quota.overdraft for each, _ in known):
         return None
     places = b""
-    parts = reduce(or_, [each.part for each in known])
+    parts = reduce(or_, [each.part for each, _ in known])
     if len(known) > 1:
         parts |= GENERAL
-        place_of = {id(each.quota): place for place, each in enumerate(known)}
-        places = _places([place_of[each] for each in ids])
-    return list(map(str.encode, keys)), parts, b"".join([each.taking_one for each in known]), places, True
+        places = _places(list(map(dict(zip(quota_of, count())).__getitem__, kinds)))
+    return list(map(str.encode, keys)), parts, b"".join([each.taking(cost) for each, cost in known]), places, True
 
 
 def _calls(requests: Sequence[StoreRequest]) -> _Calls:
@@ -268,6 +269,10 @@ class _Packed(NamedTuple):
     part: int
     packed: bytes
     taking_one: bytes
+
+    def taking(self, cost: int) -> bytes:
+        """The packed terms that take `cost` and end a request, of a quota without an overdraft."""
+        return self.taking_one if cost == 1 else b"".join((_FLAGS[_LAST], self.packed, _CHARGE.pack(cost, 0)))
 
 
 def _packed_quota(quota: Quota) -> _Packed:
