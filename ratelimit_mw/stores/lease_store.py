@@ -97,8 +97,9 @@ class Leases(Wrapper):
             if not intent.decides:
                 return request, None
         now = self._now()
+        cold = self.ledger.none_is_hot(asks, now)
         if not self._turn_is_due(now):
-            if self.ledger.none_is_hot(asks, now):
+            if cold:
                 return request, None
             if intent.commit and (reply := self._spend(asks, now)):
                 return reply
@@ -106,8 +107,10 @@ class Leases(Wrapper):
 
     def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
         """See `Store`. Of most apps, most counters are not hot: their requests are passed on with few steps."""
+        if self._clock:
+            return super().decision(asks, denied)
         now = self._now()
-        if not self._turn_is_due(now) and self.ledger.none_is_hot(asks, now):
+        if self.ledger.none_is_hot(asks, now):
             return self.beneath.decision(asks, denied)
         plan = self._spend(asks, now) or self._decide(asks, commit=True)
         return tell_denials(self._carried_out(plan), asks, denied)
