@@ -20,7 +20,7 @@ from ratelimit_mw.http.responses import (
     lifespan_with,
     refunding,
 )
-from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app
+from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of, asgi_told
@@ -86,6 +86,7 @@ class RateLimitMiddleware:
         self._request_of = asgi_requests_of(app)
         try:
             used = limiter_for(config, limiter, storage)
+            used.require(require_routes(app))
             self._deferral = AsgiDeferral(used)
         except Exception as error:
             if not built_by_starlette(app):

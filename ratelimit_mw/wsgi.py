@@ -14,8 +14,9 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
-from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited
+from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
 from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
+from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_told
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -68,6 +69,7 @@ class RateLimitMiddleware:
         refuse_asgi_app(app)
         used = limiter_for(config, limiter, storage)
         used.require(refuse_awaited)
+        used.require(require_routes(app))
         self._deferral = WsgiDeferral(used)
         views = views_of_flask(app)
         require_names(used, [found for view in views for found in rules_of_view(view)])
@@ -84,6 +86,7 @@ class RateLimitMiddleware:
         self._first = FirstRequests(used, "ratelimit.decision", look_again)
         self.limiter = used
         self._engine = used.engine
+        self._request_of = routed(WsgiRequest, app)
         self._answers = LatestAnswers(name=str, value=str)
         try:
             used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
@@ -98,15 +101,15 @@ class RateLimitMiddleware:
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
         if rules.special:
             return self._serve_special(rules, environ, start_response)
-        told = wsgi_told(environ)
-        request = None if rules.bare else WsgiRequest(environ, told)
+        told = wsgi_told(environ, self._request_of)
+        request = None if rules.bare else self._request_of(environ, told)
         if self._first.left:
-            self._first.examine(request or WsgiRequest(environ, told))
+            self._first.examine(request or self._request_of(environ, told))
         planner = engine.planner
         plan = planner.plan_told(rules, environ, told) if request is None else planner.plan(rules, request)
         verdict = engine.execute(plan, rules)
         if not verdict.allowed:
-            return self._deny(rules, verdict, request or WsgiRequest(environ, told), start_response)
+            return self._deny(rules, verdict, request or self._request_of(environ, told), start_response)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told)
         start_response = partial(_start, self._answers.of(rules), handle, start_response)
         return self.app(environ, start_response)
@@ -129,7 +132,7 @@ class RateLimitMiddleware:
         return body
 
     def _serve(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        request = WsgiRequest(environ)
+        request = self._request_of(environ)
         if self._first.left:
             self._first.examine(request)
         engine = self._engine

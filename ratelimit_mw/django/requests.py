@@ -7,6 +7,7 @@ from weakref import ref
 
 from django.urls import Resolver404, resolve
 
+from ratelimit_mw.identity.app_routes import of_django
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
 
@@ -28,6 +29,10 @@ class Environ(WsgiRequest):
         """The primary key of the logged-in user; None if no user is logged in."""
         return user_of(self._visit())
 
+    def app_route(self) -> str | None:
+        """The template of the view's URL pattern."""
+        return _route_of(self)
+
 
 class Scope(AsgiRequest):
     """A Django request under ASGI; see `Environ`."""
@@ -43,6 +48,14 @@ class Scope(AsgiRequest):
     def user(self) -> str | None:
         """See `Environ.user`."""
         return user_of(self._visit())
+
+    def app_route(self) -> str | None:
+        """See `Environ.app_route`."""
+        return _route_of(self)
+
+
+def _route_of(request: Environ | Scope) -> str:
+    return of_django(request.path, getattr(request._visit(), "urlconf", None))  # noqa: SLF001 - one of our own
 
 
 def _read_changes(request: Environ | Scope, visit: Any) -> None:

@@ -282,7 +282,8 @@ def _gaps_of_by(rule: CompiledRule, begins: str, absent: Callable[[str], bool]) 
     gaps: list[Gap] = []
     for entry in rule.by:
         choices = choices_of(entry)
-        lacking = [[part for part in parts if absent(part)] for parts in choices]
+        unread = {"route"} if rule.needs_routes else set[str]()
+        lacking = [[part for part in parts if part in unread or absent(part)] for parts in choices]
         missing = list(dict.fromkeys(part for parts in lacking for part in parts))
         if all(lacking):
             gaps.append(_without(name, f"{begins} counts by {entry}", missing[0]))

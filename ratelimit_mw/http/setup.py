@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
@@ -70,6 +71,27 @@ def _warning_of_missing_users() -> Callable[[Rules], None]:
                 _log.warning("%s", problem)
 
     return warn
+
+
+def require_routes(app: object) -> Callable[[Rules], None]:
+    """Return a check that refuses rules by the app's own routes if the routes of `app` cannot be read."""
+    readable = knows_routes(app)
+
+    def check(rules: Rules) -> None:
+        unread = [] if readable else [rule for part in rules.parts for rule in part.compiled if rule.needs_routes]
+        if unread:
+            raise ConfigurationError(
+                [
+                    Problem(
+                        f"the rule {quoted(rule.rule.name)} counts by route without match.path, but the routes of this "
+                        "app can't be read: it is none of Starlette, FastAPI, Flask and Django",
+                        hint="add match.path, or count by path",
+                    )
+                    for rule in unread
+                ]
+            )
+
+    return check
 
 
 def built_by_starlette(app: object) -> bool:

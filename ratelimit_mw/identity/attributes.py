@@ -194,7 +194,7 @@ class Attributes:
     @property
     def reads_path(self) -> bool:
         """Whether an attribute in use may be read from the path."""
-        return self.headers is None or any(name.partition(":")[0] == "path" for name in self._readers)
+        return self.headers is None or any(name.partition(":")[0] in {"path", "route"} for name in self._readers)
 
     def request_of(self, given: Arguments | Request) -> Request:
         """Return a request with what `check()` was given. If `given` is a request, it is returned unchanged.
@@ -350,14 +350,14 @@ class Attributes:
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):
             return ()
-        if name == "host":
-            return (name,)
+        if name in {"host", "route"}:  # some routes are those of one host
+            return ("host",)
         source = sources.compiled(name) if name.startswith(_RAW_PREFIXES) else self._sources.get(name)
         return None if source is None or source.header is None else (source.header,)
 
     def _known_name(self, name: str) -> tuple[str | None, bool]:
         """Return the canonical name, or None if it is unknown, and whether sources read the value."""
-        canonical = canonical_name(name) if self.known(name) else None
+        canonical = canonical_name(name) if name == "route" or self.known(name) else None
         return canonical, canonical is not None and canonical.startswith(_RAW_PREFIXES)
 
 
@@ -407,4 +407,11 @@ def _path(request: Request) -> str | None:
     return cleaned(request.path if request.forms is None else request.forms.every[0])
 
 
-_DIRECT: dict[str, Reader] = {"method": _method, "path": _path}
+def _app_route(request: Request) -> str | None:
+    return request.app_route()
+
+
+_DIRECT: dict[str, Reader] = {"method": _method, "path": _path, "route": _app_route}
+
+read_app_route = _cached_reader("route", _app_route)
+"""Reads the template of the app's own route, or the route that `check()` was given."""

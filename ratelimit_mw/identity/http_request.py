@@ -5,6 +5,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.fields import MOST_LINES, Values, utf8
 from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
 from ratelimit_mw.identity.request import Request
@@ -118,8 +119,8 @@ def detached_scope(scope: MutableMapping[str, Any]) -> dict[str, Any]:
 
 def asgi_requests_of(app: Any) -> Callable[..., AsgiRequest]:
     """Return the function that makes the requests of `app`. Call it once, because it looks at the apps inside."""
-    routing = routing_of(app)
-    return AsgiRequest if routing == PLAIN else partial(AsgiRequest, routing=routing)
+    routing, kind = routing_of(app), routed(AsgiRequest, app)
+    return kind if routing == PLAIN else partial(kind, routing=routing)
 
 
 def _without_invalid_bytes(path: str) -> str:
@@ -195,10 +196,10 @@ def drops_underscores(environ: Mapping[str, Any]) -> bool:
     return name.startswith(_DROPPING) or type(environ.get("wsgi.input")).__module__.startswith("django.core.")
 
 
-def wsgi_told(environ: dict[str, Any]) -> Told:
-    """Return what is told of a request before it is made."""
+def wsgi_told(environ: dict[str, Any], make: Callable[..., WsgiRequest] = WsgiRequest) -> Told:
+    """Return what is told of a request before `make` makes it."""
     return (
-        WsgiRequest,
+        make,
         environ.get("REQUEST_METHOD", "GET").upper(),
         environ.get("PATH_INFO") or "/",
         "",  # the server has cut SCRIPT_NAME off the path

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
-from ratelimit_mw.identity.attributes import Absence, Attributes, canonical_name
+from ratelimit_mw.identity.attributes import Absence, Attributes, canonical_name, read_app_route
 from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import Request
 
@@ -210,7 +210,7 @@ def _part(name: str, attributes: Attributes) -> Identifier:
     if name == "global":
         return lambda _request, _params, _route: GLOBAL
     if name == "route":
-        return lambda _request, _params, route: f"route={_escaped(route)}" if route else None
+        return _by_route
     if name == CONNECTION:
         return lambda request, _params, _route: request.values.get(CONNECTION)
     if not attributes.known(name):
@@ -248,6 +248,12 @@ def _by_path(attributes: Attributes) -> Identifier:
         return None if value is None else encode(value)
 
     return identify
+
+
+def _by_route(request: Request, _params: Parameters, route: str) -> str | None:
+    """Return the identity by `route`: the template that matched, or that of the app in a rule without templates."""
+    found = route or read_app_route(request)
+    return f"route={_escaped(found)}" if found else None
 
 
 def _by_attribute(name: str, attributes: Attributes) -> Identifier:

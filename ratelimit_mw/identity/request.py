@@ -78,6 +78,10 @@ class Request(Protocol):
         """Return all values of a query parameter."""
         return parameter.values(self.query_string)
 
+    def app_route(self) -> str | None:
+        """Return the template of the app's own route. None if the app's routes cannot be read."""
+        return None
+
     def hosts(self) -> Values:
         """Return all names that the Host header may have."""
         return host_values(self.field_lines("host"))

@@ -175,6 +175,11 @@ class CompiledRule:
     None if the rule's own limits have the same effects."""
 
     @property
+    def needs_routes(self) -> bool:
+        """Whether the rule counts by the app's own routes."""
+        return not self.templates and any("route" in attributes_of(entry) for entry in self.by)
+
+    @property
     def match(self) -> Matching:
         """To which requests the rule applies."""
         return self.further._replace(templates=self.templates)

@@ -38,6 +38,7 @@ _COUNT = _Unservable("count", "count needs the status of the response, which the
 _COST = _Unservable("cost", "a cost from the response can't be charged: the service does not see the response")
 _CONCURRENT = _Unservable("limit", "a concurrent limit needs the end of the response, which the service does not see")
 _DEFER = _Unservable("on_limit", "defer needs the body of the request, which the service does not get")
+_ROUTE = _Unservable("by", "route needs match.path here, because the service does not see the routes of the app")
 _MESSAGES = _Unservable("messages", "messages are counted in the app: the service does not see them")
 
 
@@ -103,6 +104,8 @@ def _faults(rule: CompiledRule) -> Iterator[_Unservable]:
         yield _DEFER
     if rule.rule.messages is not None:
         yield _MESSAGES
+    if rule.needs_routes:
+        yield _ROUTE
 
 
 def _trees(config: Config | None) -> dict[str, Map]:

@@ -219,6 +219,8 @@ def compile_by(
         for message, hint in _faults(entry, templates, attributes):
             problems.add(rule.place("by", index), message, hint)
             usable = False
+    if not templates and any("route" in attributes_of(entry) for entry in rule[BY]):
+        attributes.reader("route")  # so that `attributes` knows of its use
     return identifiers(rule[BY], attributes) if usable else ()
 
 
@@ -238,10 +240,7 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
         return [(str(error), "")]
     found: list[tuple[str, str]] = []
     for part in attributes_of(entry):
-        if part == "route" and not templates:
-            message = "'route' is the path template that matched, but this rule has no match.path"
-            found.append((message, "add match.path, or use path"))
-        elif part.startswith("path:") and templates:
+        if part.startswith("path:") and templates:
             parameters = {name for template in templates for name in parts_of(template).names}
             if part.removeprefix("path:") in parameters:
                 continue
@@ -270,7 +269,8 @@ BY_VALUES = {
     "user": "the user, from `client.user`",
     "tier": "the tier, from `client.tier`",
     "path": "the path of the request, cleaned (`//` and dot segments)",
-    "route": "the template of `match.path` that matched",
+    "route": "the template of `match.path` that matched; without `match.path`, that of the app's own route (Starlette, "
+    "FastAPI, Flask, Django)",
     "method": "the method. HEAD counts as GET",
     "host": "the host, without a port",
     "header:N": "the header N",
