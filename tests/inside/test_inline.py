@@ -214,7 +214,6 @@ TEXTS = [
     ("5 concurrent", {}, "a concurrent limit can't be combined with on_demand"),
     ("10 per hour", {"cost": 11}, "a cost of 11 can never fit into a limit of 10"),
     ("10 per hour", {"by": "ip, user"}, r"write \[ip, user\] for two counters"),
-    ("10 per hour", {"by": "route"}, "this rule has no match.path"),
     ("10 per hour", {"by": []}, "by must not be empty"),
     ("10 per hour", {"by": ""}, "an attribute is missing"),
     ("10 per hour", {"shared": ""}, "name: must not be empty"),
