@@ -22,7 +22,7 @@ from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.override_list import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
-from ratelimit_mw.rules.compiled import BLOCKED, escaped
+from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules, unknown_domain
 from ratelimit_mw.rules.inline import UNSET, ByName, Key, named_rule
 from ratelimit_mw.rules.preflights import preflight_key
@@ -405,7 +405,7 @@ class RateLimiter:
         self._storage.settle()
         for store in (self._storage.store, self._storage.local):
             for part in self.rules.parts:
-                keys = [key for key in store.keys(f"{escaped(part.domain)}:") if key.endswith("}")]
+                keys = [key for key in store.keys(f"{part.key}:") if key.endswith("}")]
                 for start in range(0, len(keys), _MAX_FORGOTTEN):
                     store.forget(keys[start : start + _MAX_FORGOTTEN])
 

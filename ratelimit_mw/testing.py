@@ -2,12 +2,14 @@
 
 The plugin is loaded by `pytest_plugins = ["ratelimit_mw.testing"]` in the `conftest.py` at the root of the tests. Its
 fixtures do nothing unless a test asks for them. They apply to all limiters of the process, also to those that the test
-makes.
+makes. Under pytest-xdist, the plugin gives the counters of each worker keys of their own.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -17,6 +19,7 @@ from ratelimit_mw.decision.kill_switch import force
 from ratelimit_mw.errors import StoreUnavailable, quoted
 from ratelimit_mw.limiter import LIMITERS, RateLimiter
 from ratelimit_mw.reload.controls import Setting
+from ratelimit_mw.rules.compiled import TEST_WORKER
 from ratelimit_mw.wsgi import RateLimitMiddleware as WsgiMiddleware
 
 __all__ = ["fresh_rate_limits", "limiter_of", "no_rate_limits", "rate_limit_clock"]
@@ -51,6 +54,44 @@ def _update_switches() -> None:
         limiter.engine.planner.switch.update()
 
 
+def pytest_configure() -> None:
+    """Give the counters of each worker of pytest-xdist keys of their own, also in the processes that it starts."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker:
+        os.environ[TEST_WORKER] = worker
+
+
+class _ClockOfTest(ManualClock):
+    """The clock of `rate_limit_clock`. It raises RuntimeError if a limiter decides by the clock of a server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = WeakKeyDictionary({limiter: _decisions(limiter) for limiter in LIMITERS})
+
+    def advance(self, seconds: float) -> None:
+        self.require_drive()
+        super().advance(seconds)
+
+    def set(self, epoch_seconds: float) -> None:
+        self.require_drive()
+        super().set(epoch_seconds)
+
+    def require_drive(self) -> None:
+        """Raise RuntimeError if a limiter that this clock does not drive has decided since the test began."""
+        for limiter in list(LIMITERS):
+            driven = limiter.clock is not None or not limiter.engine.storage.store.remote
+            if not driven and _decisions(limiter) > self._before.get(limiter, 0):
+                raise RuntimeError(
+                    f"rate_limit_clock does not drive the limiter of {quoted(limiter.rules.domain)}, which counts at a "
+                    "server and by its clock: make it with RateLimiter(…, clock=rate_limit_clock), or count in memory://"
+                )
+
+
+def _decisions(limiter: RateLimiter) -> int:
+    """How many requests a limiter has decided on."""
+    return sum(limiter.tally.snapshot().requests.values())
+
+
 @pytest.fixture
 def no_rate_limits() -> Iterator[None]:
     """All requests pass during the test, uncounted."""
@@ -73,12 +114,14 @@ def fresh_rate_limits() -> Iterator[None]:
 def rate_limit_clock(fresh_rate_limits: None) -> Iterator[ManualClock]:  # noqa: ARG001
     """All limits use this `ManualClock` during the test. Counters are fresh, as with `fresh_rate_limits`.
 
-    It drives the limiters whose counters are in memory. A limiter over Redis uses the clock of the server, unless it
-    is made with this clock: `RateLimiter(config, clock=rate_limit_clock)`.
+    It drives the limiters whose counters are on this machine. A limiter over Redis uses the clock of the server, unless
+    it is made with this clock: `RateLimiter(config, clock=rate_limit_clock)`. If another one has decided, moving the
+    clock raises RuntimeError, and so does the end of the test.
     """
-    clock = ManualClock()
+    clock = _ClockOfTest()
     with machine_clock_is(clock):
         yield clock
+    clock.require_drive()
 
 
 def _reset_all() -> None:

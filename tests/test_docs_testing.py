@@ -1,5 +1,6 @@
 """docs/testing.md: the files on the page are a test suite, which passes. So are further tests of the same apps."""
 
+import os
 import re
 import subprocess
 import sys
@@ -125,3 +126,60 @@ def test_the_tests_of_the_apps_pass(tmp_path, files):
 
 def test_the_page_shows_three_frameworks_and_rules_alone():
     assert len([name for name in FILES if name.startswith("test_")]) == 4
+
+
+REDIS_RULES = """
+domain: shop
+storage: {url: "${REDIS_URL}", timeout: 5s}
+rules:
+  - {name: everything, by: ip, limit: 3 per minute, algorithm: fixed_window}
+"""
+REDIS_SUITE = """
+import os, subprocess, sys
+import pytest
+import redis
+from ratelimit_mw import RateLimiter
+
+CHECK = "import sys; from ratelimit_mw import RateLimiter; RateLimiter('ratelimits.yaml').check({'ip': sys.argv[1]})"
+limiter = RateLimiter("ratelimits.yaml")
+
+
+@pytest.mark.parametrize("test", range(2))
+def test_a_worker_has_keys_of_its_own(test, fresh_rate_limits):
+    limiter.check({"ip": "203.0.113.7"})
+    subprocess.run([sys.executable, "-c", CHECK, "203.0.113.8"], check=True)
+    with redis.Redis.from_url(os.environ["REDIS_URL"], protocol=2) as client:
+        keys = [key.decode() for key in client.keys(f"shop@{os.environ['PYTEST_XDIST_WORKER']}:*")]
+    assert len(keys) == 2, "the other is that of a process of the test"
+    assert limiter.peek({"ip": "203.0.113.8"}).remaining == 2
+
+
+def test_a_clock_that_drives(rate_limit_clock):
+    with RateLimiter("ratelimits.yaml", clock=rate_limit_clock) as driven:
+        assert [driven.check({"ip": "203.0.113.7"}).allowed for _ in range(4)] == [True, True, True, False]
+        rate_limit_clock.advance(60)
+        assert driven.check({"ip": "203.0.113.7"}).allowed
+
+
+def test_a_clock_that_does_not_drive(rate_limit_clock):
+    with RateLimiter("ratelimits.yaml") as by_the_server:
+        by_the_server.check({"ip": "203.0.113.7"})
+        with pytest.raises(RuntimeError, match="does not drive the limiter of 'shop'"):
+            rate_limit_clock.advance(60)
+
+
+def test_a_clock_that_is_not_moved(rate_limit_clock):
+    limiter.check({"ip": "203.0.113.7"})
+"""
+
+
+def test_workers_share_no_counters_in_redis_and_a_clock_that_does_not_drive_is_an_error(tmp_path, any_server):
+    files = {"conftest.py": FILES["conftest.py"], "ratelimits.yaml": REDIS_RULES, "test_redis.py": REDIS_SUITE}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "--rootdir", "."]
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "RATELIMIT"))}
+    environ = {**known, "REDIS_URL": any_server.url}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert "5 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "ERROR at teardown of test_a_clock_that_is_not_moved" in done.stdout

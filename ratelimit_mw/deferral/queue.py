@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
-from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.deferral.stored_request import DeferredStatus, QueuedRequest, QueueEntry
 from ratelimit_mw.model import SECOND
+from ratelimit_mw.rules.compiled import key_of_domain
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.stores.redis.records import CommandClient
 
@@ -30,7 +30,7 @@ class Queue:
     def __init__(self, url: str, domain: str, settings: DeferSettings, clock: Clock | None = None) -> None:
         self._client = CommandClient(url)
         # The key of a counter never begins with a brace, because the domain in it is escaped.
-        self._prefix = f"{{{quote(domain, safe='')}:deferred}}:"
+        self._prefix = f"{{{key_of_domain(domain)}:deferred}}:"
         self._stream = f"{self._prefix}stream"
         self._settings = settings
         self._clock = clock

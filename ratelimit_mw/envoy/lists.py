@@ -140,7 +140,7 @@ def _brought(rules: RuleSet, limit: tuple[int, str], entries: Sequence[Entry]) -
     rule = _rule(tuple(keys), rules.storage.on_error, rules.shadow, rules.domain)
     # Neither the path of a descriptor, which begins with a slash, nor the escaped name of a rule is like this.
     path = "/".join(["sent", *map(escaped, keys)])
-    key = f"{escaped(rules.domain)}:{path}:fw{quota.period // SECOND}:{{"
+    key = f"{rules.key}:{path}:fw{quota.period // SECOND}:{{"
     identity = "+".join([encoder(key, rules.attributes)(value) for key, value in entries]) or GLOBAL
     return AppliedLimit(DescriptorLimit(rule, "", key, quota, frozenset()), identity)
 

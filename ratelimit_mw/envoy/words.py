@@ -38,7 +38,7 @@ from ratelimit_mw.errors import Invalid, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes, canonical_name
 from ratelimit_mw.identity.identifier import encoder
 from ratelimit_mw.model import Quota, Rule
-from ratelimit_mw.rules.compiled import escaped
+from ratelimit_mw.rules.compiled import escaped, key_of_domain
 from ratelimit_mw.units import SECOND, UNITS
 
 UNIT_NAMES = tuple(unit for unit in UNITS if unit != "millisecond")
@@ -170,7 +170,7 @@ class _Compiler:
             ),
             name=stated[_NAME],
             # A path begins with a slash. The escaped name of a rule does not, so the keys never collide.
-            key=f"{escaped(self.domain)}:{path.key}:{code}:{{",
+            key=f"{key_of_domain(self.domain)}:{path.key}:{code}:{{",
             quota=quota,
             # A limit in shadow mode is not enforced, so it replaces nothing.
             replaces=frozenset() if descriptor[_SHADOW_MODE] else frozenset(each[_NAME] for each in stated[_REPLACES]),

@@ -17,7 +17,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.report_codec import decode_report
 from ratelimit_mw.operations.state import LiveState, Outline, StoreState, state_of
-from ratelimit_mw.rules.compiled import escaped
+from ratelimit_mw.rules.compiled import key_of_domain
 from ratelimit_mw.stores.redis.records import CommandClient
 
 PLACES = 128
@@ -55,7 +55,7 @@ class Board:
     def __init__(self, url: str, domain: str) -> None:
         self._client = CommandClient(url)
         # The key of a counter has the name of a rule after the domain. In such a name, a tilde is escaped.
-        tag = escaped(domain)
+        tag = key_of_domain(domain)
         self._keys = [f"{tag}:~live:{{{tag}}}:{place}" for place in range(PLACES)]
         self.leave()
 

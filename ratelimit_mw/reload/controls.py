@@ -4,11 +4,10 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
-from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.rules.compiled import KINDS, CompiledOverride
+from ratelimit_mw.rules.compiled import KINDS, CompiledOverride, key_of_domain
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores.records import MemoryRecords, Records
@@ -100,7 +99,7 @@ class Setting(NamedTuple):
 
 def key_of(domain: str) -> str:
     """Return the key of a domain's records. It has the same prefix as the keys of its counters."""
-    return f"{quote(domain, safe='').replace('~', '%7E')}:overrides"
+    return f"{key_of_domain(domain)}:overrides"
 
 
 def read_all(records: Records, domain: str) -> tuple[int, tuple[Override, ...]]:

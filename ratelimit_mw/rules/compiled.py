@@ -1,6 +1,7 @@
 """Compiled rules and overrides: the conditions of `match`, the counters, and the exceptions for single clients."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
@@ -262,6 +263,19 @@ class NamedRule(NamedTuple):
     name: str
     key: str | None = None
     limit: str | None = None
+
+
+TEST_WORKER = "RATELIMIT_MW_TEST_WORKER"
+"""The variable of the environment that names a worker of a test run. `ratelimit_mw.testing` sets it."""
+
+
+def key_of_domain(domain: str) -> str:
+    """Return how the keys of a domain begin. The workers of a test run share no keys, nor do the processes they start.
+
+    An escaped domain has no "@", so that no domain has the keys of a worker.
+    """
+    worker = os.environ.get(TEST_WORKER)
+    return f"{escaped(domain)}@{escaped(worker)}" if worker else escaped(domain)
 
 
 def escaped(text: str) -> str:

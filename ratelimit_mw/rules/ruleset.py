@@ -22,6 +22,7 @@ from ratelimit_mw.rules.compiled import (
     NamedRule,
     Overrides,
     blocks_and_exemptions,
+    key_of_domain,
 )
 from ratelimit_mw.rules.inline import InlineLimits, RuntimeCompiler, with_key, with_limits
 from ratelimit_mw.rules.matching import (
@@ -94,6 +95,8 @@ class RuleSet:
         shadow: bool = False,
     ) -> None:
         self.domain = domain
+        self.key = key_of_domain(domain)
+        """How the keys of the domain begin."""
         self.storage = storage
         self.client = client
         self.response = response

@@ -35,7 +35,7 @@ from ratelimit_mw.config.words.selection import BY, MATCH, NAME, ON_DEMAND, ON_E
 from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, raised
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.model import Elastic, Quota, Rule
-from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers, escaped
+from ratelimit_mw.rules.compiled import ANY, NO_RULES, CompiledRule, Counter, Matching, Tiers, escaped, key_of_domain
 from ratelimit_mw.units import MILLISECOND, SECOND
 
 RULE = Section(
@@ -144,7 +144,7 @@ def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tupl
     buckets = rule[BUCKETS] or DEFAULT_BUCKETS
     sliced = f"/{buckets}" if ALGORITHMS[rule[ALGORITHM]].has_buckets and buckets != DEFAULT_BUCKETS else ""
     sharded = f"x{rule[SHARDS]}" if rule[SHARDS] > 1 else ""
-    prefix = f"{escaped(domain)}:{escaped(rule[NAME])}:"
+    prefix = f"{key_of_domain(domain)}:{escaped(rule[NAME])}:"
     quotas = _shared([_quota(rule, window, prefix) for window, _ in limits])
     keys: list[str] = []
     for quota, (window, _) in zip(quotas, limits, strict=True):
