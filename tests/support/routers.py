@@ -135,7 +135,7 @@ def quart() -> Any:
 def flask() -> Any:
     from flask import Flask
 
-    return _with_rules(Flask("d"))
+    return _with_rules(Flask("d")).wsgi_app
 
 
 def _with_rules(app: Any) -> Any:
