@@ -4,6 +4,7 @@ Apps import `RateLimiter` from `ratelimit_mw`. This module is internal.
 """
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,11 @@ T = TypeVar("T")
 
 LIMITERS: "WeakKeyDictionary[RateLimiter, bool]" = WeakKeyDictionary()
 """Internal. The limiters of this process, and whether each is open. One that is closed may be used again."""
+
+_EXAMINED = 100
+"""How many blocking calls are examined for an event loop."""
+
+_log = logging.getLogger("ratelimit_mw")
 
 _MAX_FORGOTTEN = 50
 """The most counters that one call makes the store forget, so that no call takes long."""
@@ -91,6 +97,7 @@ class RateLimiter:
         self.shed: Counter[str] = self.engine.planner.shedder.counts
         """How many requests were shed under load, by their priority."""
         self._kept: dict[type, object] = {}
+        self._unexamined = _EXAMINED if self.engine.waits else 0
         retriever.require(_follow(ref(self)))
         LIMITERS[self] = True
 
@@ -174,6 +181,8 @@ class RateLimiter:
                 this limit.
             TypeError: The key or the limit has another type, or is given without a rule.
         """
+        if self._unexamined:
+            self._examine_loop("check")
         rules, plan = self._plan(attributes, cost, domain, named)
         return self._checked(self.engine.execute(plan, rules), rules, attributes)
 
@@ -233,6 +242,8 @@ class RateLimiter:
                 this limit.
             TypeError: The key or the limit has another type, or is given without a rule.
         """
+        if self._unexamined:
+            self._examine_loop("peek")
         rules, plan = self._plan(attributes, cost, domain, named, commit=False)
         return self.engine.execute(plan, rules, commit=False).decision
 
@@ -276,6 +287,8 @@ class RateLimiter:
                 this limit, or the timeout is negative.
             TypeError: The key or the limit has another type, or is given without a rule.
         """
+        if self._unexamined:
+            self._examine_loop("acquire")
         steps = self._acquisition(lambda: self._plan(attributes, cost, domain, named), timeout)
         return self._checked(*drive(self._storage.store, steps), attributes)
 
@@ -454,6 +467,21 @@ class RateLimiter:
         if rules.source is None:
             self.engine.planner.names.domains.add(domain)
         return found
+
+    def _examine_loop(self, method: str) -> None:
+        """Log once, among the first calls, that a blocking method is called in an event loop."""
+        self._unexamined -= 1
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._unexamined = 0
+        _log.warning(
+            "limiter.%s() was called in a running event loop, which stands still until the store has answered: write "
+            "await limiter.a%s(…) (logged once)",
+            method,
+            method,
+        )
 
     def _acquisition(self, plan: Callable[[], tuple[Rules, Plan]], timeout: float) -> Steps[tuple[Verdict, Rules]]:
         return acquisition(self.engine, plan, self.clock, checked_timeout(timeout))

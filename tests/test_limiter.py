@@ -372,6 +372,28 @@ class TestManualClock:
         assert clock.now() == 3_000_001
 
 
+@pytest.mark.parametrize("method", ["check", "peek", "acquire"])
+def test_a_blocking_call_in_a_running_event_loop_is_logged_once(any_server, caplog, method):
+    options = {"timeout": 0} if method == "acquire" else {}
+
+    async def main(limiter):
+        for _ in range(3):
+            getattr(limiter, method)(CLIENT, **options)
+            await getattr(limiter, f"a{method}")(CLIENT, **options)
+
+    for url, expected in ((any_server.url, 1), ("memory://", 0)):
+        with engine(rule("9 per minute"), storage=url) as limiter:
+            getattr(limiter, method)(CLIENT, **options)
+            assert not _said(caplog)
+            asyncio.run(main(limiter))
+            assert [f"await limiter.a{method}(…)" in line for line in _said(caplog)] == [True] * expected
+            caplog.clear()
+
+
+def _said(caplog):
+    return [message for message in caplog.messages if "running event loop" in message]
+
+
 class TestARuleByName:
     MAIL = rule("1 per minute", name="mail", by="user", on_demand=True)
     PATHS = rule("1 per minute", name="paths", by="path:id", match={"path": "/items/{id}", "methods": ["POST"]})
