@@ -125,6 +125,20 @@ def test_a_clock_that_stands_in_for_the_machine_is_moved():
 
 
 @EACH_BLOCK
+def test_a_concurrent_rule_on_demand_holds_a_place_for_each_key(enter, clock, storage):
+    with limiter(
+        rules=one("1 concurrent", algorithm="concurrency", on_demand=True), clock=clock, storage=storage
+    ) as engine:
+        for _ in range(2):
+            with engine.limited("one", {}, key="ann"):
+                enter(engine, "one", {}, key="bob")
+                with pytest.raises(LimitExceeded):
+                    enter(engine, "one", {}, key="ann")
+        with engine.limited("one", {}, key="ann", limit="unlimited"), engine.limited("one", {}, key="ann"):
+            pass
+
+
+@EACH_BLOCK
 def test_a_timeout_that_is_no_whole_number_of_microseconds_ends(enter, clock):
     engine = limiter(rules=one("1 concurrent", algorithm="concurrency"), clock=clock)
     with engine.limited("one", CLIENT):

@@ -259,7 +259,8 @@ class Planner:
             self._log_once(
                 name,
                 "the app asks for the rule %r, which depends on the response: a rule asked for by name is charged "
-                "at once, or not at all; let the middleware apply it through its match (logged once)",
+                "at once, or not at all; let the middleware apply it through its match, or put the code into a block, "
+                "with limiter.limited(…), if it is concurrent (logged once)",
             )
         return charges
 

@@ -174,6 +174,13 @@ def test_a_limit_has_the_algorithm_that_it_names(limiter, clock, of):
     assert statuses(ask, "GET") == [200]
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_throttle_denies_with_the_status_of_the_rules(status):
+    with RateLimiter({**RULES, "response": {"status": status}}, storage="memory://") as limiter:
+        ask = of_rest(limiter, "mail")
+        assert statuses(ask, "GET", "GET", "GET") == [200, 200, status]
+
+
 async def is_trusted(request):
     return request.headers.get("X-Trusted") == "yes"
 

@@ -11,7 +11,6 @@ from typing import Literal
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Node, Problems
 from ratelimit_mw.config.word import Conflict, Section, Values, Word, section_word, sections_word
-from ratelimit_mw.config.words.limit import no_concurrent
 from ratelimit_mw.config.words.storage import POLICIES
 from ratelimit_mw.errors import Invalid, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
@@ -179,10 +178,7 @@ REPLACES = kinds.several(
 ON_DEMAND = kinds.flag(
     "on_demand",
     "The rule applies only if the app asks for it by name.",
-    conflicts=(
-        no_concurrent(f"{CHARGED_AT_ONCE}, not until the response ends"),
-        Conflict(REPLACES, "a rule on demand replaces no other rule"),
-    ),
+    conflicts=(Conflict(REPLACES, "a rule on demand replaces no other rule"),),
 )
 
 SHADOW: Word[bool] = kinds.flag(
