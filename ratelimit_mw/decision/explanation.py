@@ -11,7 +11,7 @@ from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
 from ratelimit_mw.decision.engine import Engine, verdict_without_counters
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.identity.attributes import canonical_name
+from ratelimit_mw.identity.attributes import canonical_name, read_app_route
 from ratelimit_mw.identity.identifier import Identifier, attributes_of
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.model import NEVER, SECOND, Charge, Decision, Outcome, Quota
@@ -205,6 +205,8 @@ class _Reading:
         name, parameters, attributes = canonical_name(name), candidate[3], self._rules.attributes
         if name.startswith("path:") and name.removeprefix("path:") in parameters:
             return True
+        if name == "route":
+            return bool(candidate[2]) or read_app_route(request) is not None
         return not attributes.known(name) or attributes.reader(name)(request) is not None
 
 

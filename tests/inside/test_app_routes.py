@@ -180,6 +180,11 @@ def test_check_takes_the_route_as_an_attribute():
     assert [bool(limiter.check(given)) for _ in range(3)] == [True, True, False]
     assert limiter.check({**given, "route": "/other"})
     assert limiter.check({"ip": "192.0.2.1"}).rule is None
+    (reason,) = limiter.explain({"ip": "192.0.2.1"}).rules
+    assert (reason.status, reason.why) == (
+        "no counter",
+        "it matches, but has nothing to count by: the request has no route",
+    )
 
 
 def test_two_apps_of_one_limiter_have_their_own_routes(limiter):
