@@ -305,4 +305,4 @@ def _without(name: str, need: str, field: str) -> Gap:
 
 
 def _hint(field: str) -> str:
-    return f"`--field {field}=…` says where it is"
+    return "Add match.path to replay it" if field == "route" else f"`--field {field}=…` says where it is"

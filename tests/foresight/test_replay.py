@@ -307,6 +307,7 @@ KINDS = [
     ({"rules": [{"name": "b", "limit": "1 per minute", "ban": BAN}]}, 5, ""),
     ({"rules": [{"name": "h", "by": "host", "limit": "2 per minute"}]}, 0, "counts by host, which this log"),
     ({"rules": [{"name": "c", "by": "cookie:sid", "limit": "2 per minute"}]}, 0, "`--field cookie:sid=…`"),
+    ({"rules": [{"name": "r", "by": "ip+route", "limit": "2 per minute"}]}, 0, "Add match.path to replay it"),
     ({"rules": [{"name": "q", "by": "query:page", "limit": "0 per minute"}]}, 1, ""),
     ({"shadow": True, "rules": [{"name": "s", "limit": "1 per minute"}]}, 0, ""),
     ({"exempt": [{"header:X-Ok": "1"}], "rules": [{"name": "x", "limit": "2 per minute"}]}, 3, "never applied"),
