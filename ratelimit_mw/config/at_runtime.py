@@ -33,8 +33,8 @@ from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, nearest, q
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import NEVER, Quota, Rule
-from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, Matching, OverrideCompiler
-from ratelimit_mw.rules.inline import InlineLimit, LimitFunction
+from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, Matching
+from ratelimit_mw.rules.inline import InlineLimit, LimitFunction, RuntimeCompiler
 from ratelimit_mw.settings import ClientSettings
 from ratelimit_mw.units import HOUR
 
@@ -58,7 +58,7 @@ def with_sample(rule: Values) -> Values:
 
 
 def with_function(
-    made: CompiledRule, rule: Values, compiler: OverrideCompiler, attributes: Attributes, problems: Problems
+    made: CompiledRule, rule: Values, compiler: RuntimeCompiler, attributes: Attributes, problems: Problems
 ) -> CompiledRule:
     """Return the compiled rule with the function of its limit in place of the sample.
 
@@ -175,9 +175,9 @@ class Recompiler:
 
 
 def _raise(problems: Problems) -> None:
-    """Raise ValueError with all problems, if there is one."""
+    """Raise Invalid with all problems, if there is one."""
     if problems:
-        raise ValueError("; ".join(map(str, problems.in_order())))
+        raise Invalid("; ".join(map(str, problems.in_order())))
 
 
 _CUSTOM = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")

@@ -303,7 +303,8 @@ class Engine:
         """
         rules = rules or self.current()
         plan = self.planner.admit(rules, request, cost, rule)
-        most = most_waiting(plan.charges) if rules.waiting else None
+        # `waiting` does not know of the limits that the app declares.
+        most = most_waiting(plan.charges) if rules.waiting or rule is not None else None
         if most is None:
             return self.execute(plan, rules)
         verdict = self.execute(self.planner.plan_of(rules, without_max_wait(plan.charges)), rules)

@@ -47,7 +47,7 @@ class UsedNames:
         for rule in wanted:
             if isinstance(rule, str):
                 self.registered.add(rule)
-            elif rule.limit:  # otherwise a function returns it
+            else:
                 with suppress(ConfigurationError):
                     self.name_of(rules, rule)
 

@@ -136,7 +136,7 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
     known = rule_names(rules)
     unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known)
     problems += [unknown_rule(name, known) for name in unknown]
-    for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit) and rule.limit):
+    for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit)):
         try:
             declare(rules, limit)
         except ConfigurationError as error:

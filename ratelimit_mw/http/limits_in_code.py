@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 from ratelimit_mw.config.at_runtime import read_methods, reads_as_limit, validate_inline
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
 from ratelimit_mw.http.app_functions import EXEMPT_WHEN, KEY, LIMIT, REFUND_WHEN, AppFunction, Purpose, Synchronous
 from ratelimit_mw.http.handle import BlockingHandle, Enforced, RequestHandle
 from ratelimit_mw.model import Decision
-from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key
+from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit, Key
 
 RULES_OF_VIEW = "ratelimit_rules"
 """The attribute of a decorated view that has what its decorators ask for (`Placed`), the outermost first."""
@@ -86,10 +86,12 @@ class Question(NamedTuple):
     Attributes:
         rule: The rule or the limit. None: the limit does not apply.
         key: The key of the app.
+        limit: The text of the limit that a function has returned. None: that of the rule.
     """
 
     rule: str | InlineLimit | None
     key: Key = UNSET
+    limit: str | None = None
 
 
 _PASSED = Enforced(Decision(True), None)
@@ -130,7 +132,7 @@ class LimitInCode(NamedTuple):
         """Return the name of the rule, or the inline limit. It has this name, unless it is shared."""
         if not self.is_limit:
             return self.text
-        text = "" if self.limit is not None else self.text
+        text = SAMPLE if self.limit is not None else self.text
         return InlineLimit(self.shared or name, text, self.by, bool(self.shared), self.algorithm)
 
     def above(self, view: object, owner: type | None = None) -> "Placed":
@@ -167,9 +169,10 @@ class LimitInCode(NamedTuple):
         if asked.rule is None:
             return _PASSED
         try:
-            return self._noted(handle.enforce(asked.rule, self.cost, key=asked.key), handle, later)
-        except ConfigurationError as error:
+            enforced = handle.enforce(asked.rule, self.cost, key=asked.key, limit=asked.limit)
+        except Invalid as error:
             return self._unusable(error)
+        return self._noted(enforced, handle, later)
 
     async def aenforce(
         self, rule: str | InlineLimit, found: object, request: object, later: Callable[[Refund], object]
@@ -183,9 +186,10 @@ class LimitInCode(NamedTuple):
         if asked.rule is None:
             return _PASSED
         try:
-            return self._noted(await handle.aenforce(asked.rule, self.cost, key=asked.key), handle, later)
-        except ConfigurationError as error:
+            enforced = await handle.aenforce(asked.rule, self.cost, key=asked.key, limit=asked.limit)
+        except Invalid as error:
             return self._unusable(error)
+        return self._noted(enforced, handle, later)
 
     def _questions(
         self, rule: str | InlineLimit, handle: RequestHandle
@@ -198,12 +202,10 @@ class LimitInCode(NamedTuple):
             yield Question(None)
         if self.exempt_when is not None and (yield self.exempt_when):
             yield Question(None)
-        if self.limit is not None and isinstance(rule, InlineLimit):
-            text = yield self.limit
-            if not text:
-                yield Question(None)
-            rule = rule._replace(name=f"{rule.name} {text}", limit=text)
-        yield Question(rule, UNSET if self.key is None else (yield self.key))
+        text = None if self.limit is None else (yield self.limit)
+        if text == "":
+            yield Question(None)
+        yield Question(rule, UNSET if self.key is None else (yield self.key), text)
 
     def _noted(self, enforced: Enforced, handle: RequestHandle, later: Callable[[Refund], object]) -> Enforced:
         charged = handle.latest if enforced.denial is None else None
@@ -211,7 +213,7 @@ class LimitInCode(NamedTuple):
             later(Refund(self.refund_when, handle, charged))
         return enforced
 
-    def _unusable(self, error: ConfigurationError) -> Enforced:
+    def _unusable(self, error: Invalid) -> Enforced:
         """Let a request pass whose limit, which a function has returned, cannot be used. Any other error is raised."""
         if self.limit is None:
             raise error
@@ -332,16 +334,12 @@ def limit_in_code(rule: str | Callable[[Any], Any], cost: int, options: LimitOpt
         message = f"limited({quoted(text)}): by can't be combined with key, which takes its place"
         raise ConfigurationError([Problem(message, hint="remove by")])
     text = " ".join(text.split())
-    sample = _SAMPLE if function is not None else text
+    sample = SAMPLE if function is not None else text
     validate_inline(
         InlineLimit(shared or "", sample, entries, shared is not None, algorithm or ""),
         cost if type(cost) is int else 1,
     )
     return read._replace(text=text, by=entries, shared=shared or "", algorithm=algorithm or "", is_limit=True)
-
-
-_SAMPLE = "1000000 per hour"
-"""A limit in place of one that a function returns, to check the other options of it."""
 
 
 def _function(given: Callable[[Any], Any] | None, purpose: Purpose) -> AppFunction | None:

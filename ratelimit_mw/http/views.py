@@ -138,7 +138,7 @@ def _require_limits(names: UsedNames, found: Iterable[Found], rules: Rules) -> N
     owners: dict[InlineLimit, object] = {}
     problems: dict[Problem, None] = {}
     for owner, limit, _ in found:
-        if isinstance(limit, str) or not limit.limit:
+        if isinstance(limit, str):
             continue
         if owners.setdefault(limit, owner) != owner and not limit.shared:
             problems[two_limits(limit, limit)] = None

@@ -111,6 +111,8 @@ def choices_of(by: str) -> list[list[str]]:
 
     Raises ValueError, with a message for the user, if the entry cannot be read.
     """
+    if by.count("(") > _MOST_CHOICES:
+        raise ValueError(f"{quoted(by)} has more than {_MOST_CHOICES} parentheses")
     tokens = [token.strip() for token in reversed(_TOKEN.findall(by)) if token.strip()]
     choices, _ = _choices(tokens, by)
     if tokens:

@@ -1,7 +1,7 @@
 """The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypedDict
 from uuid import UUID
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
 from ratelimit_mw.identity.request import Request
@@ -24,6 +24,9 @@ _MAX_TEXTS = 1024
 _LONGEST_TEXT = 256
 """The most characters of a limit that an app computes, so that the kept texts stay small."""
 
+SAMPLE = "1000000 per hour"
+"""The limit of an inline limit whose text a function returns, until there is a request."""
+
 _NEVER = "0 per hour"
 """The limit that denies every request."""
 
@@ -33,7 +36,7 @@ class InlineLimit(NamedTuple):
 
     Attributes:
         name: The name of its rule, as in keys, headers and logs.
-        limit: The text of the limit. Empty: a function returns it for each request.
+        limit: The text of the limit. `SAMPLE`: a function returns it for each request.
         by: The entries of `by`. Empty: the default.
         shared: True if the app has chosen the name. Views that declare the same limit then share its counters.
         algorithm: The algorithm. Empty: the default.
@@ -162,29 +165,37 @@ def with_key(rule: CompiledRule, key: str, attributes: Attributes) -> CompiledRu
     return replace(rule, by=(KEY,), identifiers=(identifier_of_key(key, attributes),))
 
 
-def _counters(compiler: OverrideCompiler, rule: str, text: str) -> tuple[Counter, ...]:
-    """Return the counters of a rule with a limit that the app has computed. Raises ValueError if it cannot be used."""
+def _counters(compiler: RuntimeCompiler, rule: str, text: str, owner: InlineLimit | None = None) -> tuple[Counter, ...]:
+    """Return the counters of a rule with a limit that the app has computed.
+
+    Raises Invalid if it cannot be used. `owner` is the inline limit of which the rule was made.
+    """
     if len(text) > _LONGEST_TEXT:
-        raise ValueError(f"limit: {quoted(text)} is too long: a limit has at most {_LONGEST_TEXT} characters")
+        raise Invalid(f"limit: {quoted(text)} is too long: a limit has at most {_LONGEST_TEXT} characters")
+    if owner is not None:
+        try:
+            return compiler.inline(owner._replace(limit=text)).counters
+        except ConfigurationError as error:
+            raise Invalid(str(error)) from None
     counters = compiler.limit("", rule, text).counters
     if any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters):
-        raise ValueError(f"limit: {quoted(text)} is a concurrent limit, which code can't set")
+        raise Invalid(f"limit: {quoted(text)} is a concurrent limit, which code can't set")
     return counters
 
 
-def with_limits(named: Mapping[str, CompiledRule], compiler: OverrideCompiler) -> Callable[[str, str], CompiledRule]:
+def with_limits(inline: InlineLimits) -> Callable[[str, str], CompiledRule]:
     """Return a function from the name of a rule and the text of a limit to that rule with that limit.
 
-    The function keeps the rules that it makes. It raises ValueError if the limit cannot be used.
+    The function keeps the rules that it makes. It raises Invalid if the limit cannot be used.
 
     Args:
-        named: The rules by name.
-        compiler: Compiles the limits, as those of overrides.
+        inline: The rules by name, and what compiles their limits.
     """
 
     @lru_cache(maxsize=_MAX_TEXTS)
     def with_limit(name: str, text: str) -> CompiledRule:
-        rule, counters = named[name], _counters(compiler, name, text)
+        rule = inline.named[name]
+        counters = _counters(inline.compiler, name, text, inline.owners.get(name))
         return replace(
             rule,
             rule=replace(rule.rule, several=len(counters) > 1),
@@ -216,7 +227,7 @@ class LimitFunction:
         rule: str,
         source: str,
         read: Reader,
-        compiler: OverrideCompiler,
+        compiler: RuntimeCompiler,
         samples: tuple[Quota, ...],
         *,
         deny: bool,

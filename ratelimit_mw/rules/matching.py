@@ -300,7 +300,9 @@ class Plans(OrderedDict[Hashable, Any]):
     @staticmethod
     def keeps(request: Request) -> bool:
         """Return True if the plan of a request may be kept: a preflight is known by further headers."""
-        return request.method != "OPTIONS" and len(request.method) + len(request.path) <= _LONG
+        # The key has all forms. That of an absolute target is longer than the path by the name of its host.
+        longest = max(map(len, request.forms.every)) if request.forms else len(request.path)
+        return request.method != "OPTIONS" and len(request.method) + longest <= _LONG
 
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""

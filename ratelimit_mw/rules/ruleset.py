@@ -145,7 +145,7 @@ class RuleSet:
     @cached_property
     def _with_limit(self) -> Callable[[str, str], CompiledRule]:
         """Returns the rule of a name with the limit of a text. Few apps use it."""
-        return with_limits(self._named, self.recompiler)
+        return with_limits(self.inline)
 
     def _of_messages(self, rules: Sequence[CompiledRule]) -> Self | None:
         """Return a rule set for the messages that these rules count, or None without rules."""

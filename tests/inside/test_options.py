@@ -1,6 +1,7 @@
 """The options of `limited`: methods, algorithm, exempt_when, refund_when and functions as limits, in each framework."""
 
 import logging
+import time
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -242,7 +243,31 @@ async def by_plan_later(request):
 def test_a_function_returns_the_limit_of_a_request(limiter, of, function):
     ask = of(limiter, function)
     gold, free = {"X-Plan": "gold"}, {"X-Plan": "none"}
-    assert statuses(ask, {}, {}, gold, gold, gold, *[free] * 3) == [200, 429, 200, 200, 429, 200, 200, 200]
+    assert statuses(ask, {}, {}, gold, gold, *[free] * 3) == [200, 429, 200, 429, 200, 200, 200]
+
+
+@EACH
+def test_a_function_that_returns_other_numbers_starts_no_new_counter(limiter, of):
+    numbers = iter(range(3, 100))
+    ask = of(limiter, lambda _: f"{next(numbers)} per minute")
+    assert statuses(ask, *["GET"] * 3) == [200] * 3
+    numbers = iter(range(3, 0, -1))
+    assert statuses(ask, *["GET"] * 3) == [429] * 3
+
+
+@pytest.mark.parametrize("of", [of_flask, of_starlette, of_fastapi])
+def test_a_limit_from_a_function_is_checked_at_the_start(limiter, of):
+    with pytest.raises(ConfigurationError, match="there is no attribute 'tenant'"):
+        of(limiter, by_plan, by="tenant")("GET", {})
+
+
+@EACH
+def test_a_leaky_bucket_of_a_limit_paces_requests(limiter, of):
+    ask = of(limiter, "20 per second", algorithm="leaky_bucket")
+    began = time.monotonic()
+    found = statuses(ask, *["GET"] * 3)
+    # A server with one thread does not wait: only an idle bucket admits.
+    assert found == [200, 429, 429] or (found == [200] * 3 and time.monotonic() - began >= 0.1)
 
 
 @EACH
