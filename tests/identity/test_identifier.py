@@ -90,6 +90,7 @@ def test_a_parameter_given_by_hand():
         ),
         pytest.param("(ip", "a parenthesis without its counterpart", id="a group that is not closed"),
         pytest.param("ip)", "a parenthesis without its counterpart", id="a group that is not opened"),
+        pytest.param("(" * 5000 + "ip" + ")" * 5000, "more than 64 parentheses", id="groups within groups"),
         pytest.param("()", "an attribute is missing in", id="an empty group"),
         pytest.param("ip(user)", "a parenthesis without its counterpart", id="no operator before a group"),
         pytest.param("+".join(["(ip|user)"] * 9), "more than 64 choices", id="too many choices"),
