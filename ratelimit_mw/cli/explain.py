@@ -21,6 +21,7 @@ from ratelimit_mw.cli.common import (
     an_address,
     attributes,
     diagnostics,
+    fail,
     open_limiter,
     require_known,
     say_json,
@@ -28,7 +29,7 @@ from ratelimit_mw.cli.common import (
     with_retries,
 )
 from ratelimit_mw.cli.lint import check as examined_file
-from ratelimit_mw.cli.routes import Comparison, compare, read_app
+from ratelimit_mw.cli.routes import Comparison, compare, read_app, with_limits_required
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
@@ -50,6 +51,9 @@ def check(
         str | None,
         typer.Option("--app", metavar="MODULE:APP", help="Compare the rules with the routes of this app."),
     ] = None,
+    require_limits: Annotated[
+        bool, typer.Option("--require-limits", help="A route of the app that no rule limits is an error.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Report all errors in rules files, with their places. The exit code is 0 if all files can be loaded.
@@ -63,10 +67,14 @@ def check(
     """
     examined = {file: examined_file(file) for file in files or [os.environ.get(RULES_VARIABLE) or DEFAULT_CONFIG]}
     compared: dict[str, Comparison] = {}
+    if app is None and require_limits:
+        fail("--require-limits needs --app", Exit.USAGE)
     if app is not None:
         read = read_app(app)
         known = {name for found in examined.values() if found.rules for name in rule_names(found.rules)}
         compared = {file: compare(read, found, known) for file, found in examined.items()}
+        if require_limits:
+            compared = with_limits_required(compared)
         examined = {file: comparison.examined for file, comparison in compared.items()}
     if as_json:
         mappings = [_as_mapping(file, found, compared.get(file)) for file, found in examined.items()]

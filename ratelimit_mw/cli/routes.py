@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -148,6 +148,27 @@ class Comparison:
                 rules = f"only {', '.join(map(str, row.rules))}" if row.rules else "no rule"
                 yield f"  {row.shown_methods} {row.path}: {rules}"
             yield ""
+
+
+def with_limits_required(compared: Mapping[str, Comparison]) -> dict[str, Comparison]:
+    """Return the comparisons of an app with several files, with a problem for each route that no file limits."""
+    bare = [
+        {(method, row.path) for row in each.without_path if not row.rules for method in row.methods}
+        for each in compared.values()
+    ]
+    found: dict[str, Comparison] = {}
+    for file, each in compared.items():
+        problems = [
+            Problem(f"{row.shown_methods} {row.path} of {each.app} has no limit", file=file, hint=_DEFAULT)
+            for row in each.without_path
+            if not row.rules and all((method, row.path) in routes for method in row.methods for routes in bare)
+        ]
+        examined = each.examined._replace(problems=(*each.examined.problems, *problems))
+        found[file] = replace(each, examined=examined)
+    return found
+
+
+_DEFAULT = "a rule with by: ip+route, and without match, limits each route; exempt names those that need no limit"
 
 
 def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Comparison:

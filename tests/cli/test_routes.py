@@ -174,6 +174,26 @@ routes of tests.cli.routed.flask_app:app that no rule has a path for:
     )
 
 
+@pytest.mark.parametrize(
+    ("rule", "options", "code"),
+    [
+        pytest.param("{name: api, match: {path: /api/*}, limit: 5/s}", (), 0, id="not asked for"),
+        pytest.param("{name: api, match: {path: /api/*}, limit: 5/s}", ("--require-limits",), 1, id="some have none"),
+        pytest.param("{name: each, by: ip+route, limit: 5/s}", ("--require-limits",), 0, id="a limit for each"),
+    ],
+)
+def test_check_can_require_a_limit_for_each_route(routed, tmp_path, rule, options, code):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"domain: shop\nrules: [{rule}, {{name: mail, limit: 5/s, on_demand: true}}]\n", "utf-8")
+    found, printed, said = routed("flask_app:app", *options, rules=rules, verb="check")
+    assert (found, "POST /login of tests.cli.routed.flask_app:app has no limit" in printed + said) == (code, code == 1)
+
+
+def test_check_requires_limits_of_an_app_only(run):
+    code, _, said = run("check", "r.yaml", "--require-limits")
+    assert (code, "--require-limits needs --app" in said) == (2, True)
+
+
 def test_a_name_in_a_decorator_that_no_rule_has_is_an_error(routed, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("domain: d\nrules: [{name: mial, limit: 5 per minute, on_demand: true}]\n", "utf-8")
