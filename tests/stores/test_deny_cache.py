@@ -200,7 +200,8 @@ def test_it_stands_before_every_shared_store_by_default(any_server):
 
 
 def test_a_denial_in_a_batch_of_tasks_is_remembered(any_server):
-    asks = [ask(limit=1, period=600)], [ask(limit=5, period=600), ask(key="d:s:{x}", limit=1, period=600)]
+    hour = {"algorithm": "sliding_log", "period": 3600}
+    asks = [ask(limit=1, **hour)], [ask(limit=5, **hour), ask(key="d:s:{x}", limit=1, **hour)]
 
     async def replies(store, row):
         return await asyncio.gather(*(store.reply_to((row, DECIDE)) for _ in range(3)))
