@@ -23,7 +23,7 @@ HIDDEN = {
     "OverrideList": {"records"},
     "RateLimitThrottle": {"limit_of", "rule_of"},
     "RateLimiter": {
-        *("at_first_request", "clock", "engine", "in_memory", "require", "response"),
+        *("at_first_request", "clock", "engine", "require", "response"),
         *("rules", "storage_url"),
     },
     "Reply": {"admits"},

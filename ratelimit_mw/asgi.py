@@ -23,7 +23,7 @@ from ratelimit_mw.http.responses import (
 from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
-from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of, asgi_told
+from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of, asgi_told, detached_scope
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
@@ -133,7 +133,7 @@ class RateLimitMiddleware:
             try:
                 await self._deny(verdict, rules, denied, send)
             finally:
-                denied.detach()
+                denied.context = detached_scope(scope)
             return
         scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told)
         try:
@@ -179,7 +179,7 @@ class RateLimitMiddleware:
         finally:
             if meter is not None:
                 meter.left(request)
-            request.detach()
+            request.context = detached_scope(scope)
 
     async def _deny(self, verdict: Verdict, rules: Rules, request: AsgiRequest, send: Send) -> None:
         """Answer a denied request."""

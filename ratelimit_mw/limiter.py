@@ -126,11 +126,6 @@ class RateLimiter:
         """Internal. The URL of the store. If a store object was given, the URL in the rules."""
         return self._storage.url
 
-    @property
-    def in_memory(self) -> bool:
-        """Internal. True if the counters are only in the memory of this process."""
-        return self._storage.in_memory
-
     def kept(self, kind: type[T], make: Callable[[], T]) -> T:
         """Internal. Return the object of class `kind` that another part keeps with this limiter. `make` makes it."""
         found = self._kept.get(kind) or self._kept.setdefault(kind, make())

@@ -17,7 +17,7 @@ from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
 from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
 from ratelimit_mw.identity.app_routes import routed
-from ratelimit_mw.identity.http_request import WsgiRequest, wsgi_told
+from ratelimit_mw.identity.http_request import WsgiRequest, detached_environ, wsgi_told
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -89,7 +89,7 @@ class RateLimitMiddleware:
         self._request_of = routed(WsgiRequest, app)
         self._answers = LatestAnswers(name=str, value=str)
         try:
-            used.engine.connect()  # WSGI has no startup event, but most servers import the app in each worker
+            used.engine.storage.connect()  # WSGI has no startup event, but most servers import the app in each worker
         except StoreUnavailable:  # the store is required
             if limiter is None:
                 used.close()
@@ -157,7 +157,7 @@ class RateLimitMiddleware:
         request.context["ratelimit.decision"] = BlockingHandle(verdict, self.limiter, request, rules)
         self._engine.report(verdict, rules, request)
         status, headers, body = self._answers.of(rules).denial(verdict, request)
-        request.detach()
+        request.context = detached_environ(request.context)
         start_response(f"{status} {phrase(status)}", headers)
         return [body]
 

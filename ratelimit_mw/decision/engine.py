@@ -80,18 +80,6 @@ class Engine:
         self.planner.names.bind(retriever)
         retriever.connect(self.planner.switch.turn)
 
-    def connect(self) -> None:
-        """Connect to the store at the start of the server, so that the first requests do not wait for it.
-
-        Raises:
-            StoreUnavailable: the store is required, it is away, and this is the first start of the server.
-        """
-        self.storage.connect()
-
-    async def aconnect(self) -> None:
-        """The awaitable twin of `connect`, for the running event loop."""
-        await self.storage.aconnect()
-
     def current(self) -> Rules:
         """The rules in force. A request reads them once. The first call starts watching for changes."""
         retriever = self.retriever

@@ -113,7 +113,7 @@ class Planner:
         key = known.key(request) if known is not None else None
         if known is None or key is None:
             return self._planned(rules, request, cost, name)
-        return known.get(key) or self._kept(known, key, rules, request)
+        return known.get(key) or self._kept(known, key, rules, request, keeps=known.keeps(request))
 
     def plan_told(self, rules: Rules, context: Any, told: Told) -> Plan:
         """The plan of a request by rules that are `bare`. The request is made only if its plan is not known.
@@ -127,19 +127,18 @@ class Planner:
         if known is None or self.switch.thrown:
             return self.plan(rules, told[0](context, told))
         key = told if known.by_path else (told[1], told[4])
-        return known.get(key) or self._kept(known, key, rules, told[0](context, told))
+        plan: Plan | None = known.get(key)
+        if plan is None:
+            request = told[0](context, told)
+            plan = self._kept(known, key, rules, request, keeps=known.keeps(request))
+        return plan
 
-    def _kept(self, known: Plans, key: Hashable, rules: Rules, request: Request) -> Plan:
-        """Make a plan, and keep it if it was made before."""
+    def _kept(self, known: Plans, key: Hashable, rules: Rules, request: Request, cost: int = 1, *, keeps: bool) -> Plan:
+        """Make a plan. It is kept if it was made before and `keeps` is set."""
         absences = rules.attributes.absences
-        plan = self._planned(rules, request, 1, None)
+        plan = self._planned(rules, request, cost, None)
         # Do not cache the plan if the switch was turned during the call, or while equal requests are to be noticed.
-        if (
-            known.keeps(request)
-            and known.seen(key)
-            and not self.switch.thrown
-            and rules.attributes.absences == absences
-        ):
+        if known.seen(key) and keeps and not self.switch.thrown and rules.attributes.absences == absences:
             known.put(key, plan)
         return plan
 
@@ -197,9 +196,8 @@ class Planner:
         except TypeError:  # an unhashable value
             return self.plan(rules, self._request_of(rules, given), cost)
         if plan is None:
-            plan = self._planned(rules, self._request_of(rules, given), whole(cost), None)
-            if known.seen(key) and _cacheable(given) and not self.switch.thrown:
-                known.put(key, plan)
+            request = self._request_of(rules, given)
+            plan = self._kept(known, key, rules, request, whole(cost), keeps=_cacheable(given))
         return plan
 
     def plan_block(self, rules: Rules, given: Arguments, cost: int, name: str | NamedRule) -> Plan:

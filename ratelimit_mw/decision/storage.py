@@ -351,11 +351,6 @@ class Storage:
         self.in_flight = InFlight(self.store, clock)
         self.in_flight_here = InFlight(self.local, clock)
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether the counters are only in the memory of this process."""
-        return isinstance(self._server, MemoryStore)
-
     def _counters(self) -> int | None:
         return len(self._server) if isinstance(self._server, MemoryStore) else None
 

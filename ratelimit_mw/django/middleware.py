@@ -82,7 +82,7 @@ class RateLimitMiddleware:
         self._first = FirstRequests(self._limiter, None, partial(register_views, self._limiter))
         if not self._awaits:
             self._limiter.require(refuse_awaited)
-            self._engine.connect()
+            self._engine.storage.connect()
         if self._limiter.rules.deferring:
             _log.warning(
                 "on_limit: defer works only with the middlewares ratelimit_mw.wsgi and ratelimit_mw.asgi around the "

@@ -143,7 +143,7 @@ def lifespan_with(app: App, limiter: RateLimiter, *, owned: bool) -> App:
             await send(message)
 
         try:
-            await limiter.engine.aconnect()
+            await limiter.engine.storage.aconnect()
         except StoreUnavailable as error:  # the store is required
             await failing_lifespan(error)(scope, receive, send_after)
             return

@@ -228,10 +228,7 @@ class ClientAddress:
         values = request.values
         if "ip" in values:
             return values["ip"]
-        if self.header is None and _WHOLE not in values:  # what `read` does in the common case
-            whole = values[_WHOLE] = canonical(request.peer)
-        else:
-            whole = self.read(request)
+        whole = self.read(request)
         network = values["ip"] = whole if whole is None or ":" not in whole else masked(whole, self._ipv6_prefix)
         return network
 

@@ -46,10 +46,6 @@ class AsgiRequest(Request):
             if self.forms is not None:
                 self.path = self.forms.routed[-1]
 
-    def detach(self) -> None:
-        """Replace the scope. See `detached_scope`."""
-        self.context = detached_scope(self.context)
-
     def header_lines(self, name: str) -> list[str]:
         """Return the last `MOST_LINES` lines of a header, in order. The server may pass its name in any case."""
         return self._lines(self._joined_names().lower(), name.encode("latin-1", "replace"))[-MOST_LINES:]
@@ -154,10 +150,6 @@ class WsgiRequest(Request):
             self.forms = forms_of(dict.fromkeys((_without_invalid_bytes(path), utf8(path))))
             path = self.forms.routed[-1] if self.forms is not None else utf8(path)
         self.path = path
-
-    def detach(self) -> None:
-        """Replace the environ. See `detached_environ`."""
-        self.context = detached_environ(self.context)
 
     def header_lines(self, name: str) -> list[str]:
         """Return the header as one line. A WSGI server has already joined its lines."""

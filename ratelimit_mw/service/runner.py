@@ -142,7 +142,7 @@ class _Runner:
     async def _start(self) -> None:
         service = self._service
         service.limiter.engine.current()  # begins to watch the rules and the overrides
-        await service.limiter.engine.aconnect()
+        await service.limiter.engine.storage.aconnect()
         served = {}
         for name, app in (("http", http_app), ("admin", admin_app)):
             if name in self._sockets:
