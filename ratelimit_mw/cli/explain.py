@@ -98,7 +98,8 @@ def _summary(file: str, found: Examined) -> str:
     parts += [f"shadow: {' and '.join(shadows)} is not enforced"] if shadows else []
     parts += [_count(len(found.problems), "problem")] if found.problems else []
     parts += [_count(len(found.warnings), "warning")] if found.warnings else []
-    return f"{file}: {', '.join(parts)}"
+    scheme, separator, _ = file.partition("://")  # a URL is no file, and the rest of it may have a password
+    return f"{scheme + separator if separator else file}: {', '.join(parts)}"
 
 
 def _in_shadow(found: Examined) -> list[str]:

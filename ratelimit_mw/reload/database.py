@@ -12,7 +12,7 @@ from ratelimit_mw.config.load import Config, Document, gather, load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.source import LONGEST, RulesSnapshot
-from ratelimit_mw.stores import STORES, open_records
+from ratelimit_mw.stores import kind_of, open_records
 from ratelimit_mw.stores.records import Records
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
@@ -49,10 +49,9 @@ class RulesDatabase:
     longest = LONGEST
 
     def __init__(self, url: str) -> None:
+        if not kind_of(url).server:
+            raise ValueError(f"rules can't be in {url.partition(':')[0]}://; use redis://")
         address, _, name = url.partition("#")
-        scheme = address.partition(":")[0]
-        if not STORES[scheme].server:
-            raise ValueError(f"rules can't be in {scheme}://; use redis://")
         self._records: Records = open_records(address)
         self._key = f"ratelimit_mw:rules:{{{name}}}" if name else "ratelimit_mw:rules"
         self.name = f"{self._records.name}#{name}" if name else self._records.name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from ratelimit_mw.clock import Clock
+from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.model import Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.bans import BanBegun, Bans
@@ -60,23 +61,46 @@ STORES = {
 
 
 _NUMBERED = frozenset({"redis", "rediss"})
+_PARTS = re.compile(r"([^/?#]*)(?:/([^?#]*))?(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 
 
-def wrong_database(url: str) -> str | None:
-    """The path of a redis:// URL if it is not the number of a database. None if it is, or for other schemes.
+def check_url(url: str) -> None:
+    """Check the port and the database in the URL of a server. Messages never show a part of its password.
 
-    redis-py uses database 0 for such a path.
+    A `/`, `?` or `#` in a password ends it early: its beginning is then read as a port, and its end as a database.
+    redis-py uses database 0 for a path that is not the number of a database.
+
+    Raises:
+        Invalid: the URL is malformed.
     """
     scheme, _, rest = url.partition("://")
-    path = re.split(r"[?#]", rest)[0].partition("/")[2].removesuffix("/")
-    return path if scheme in _NUMBERED and path and not (path.isascii() and path.isdigit()) else None
+    if scheme not in STORES or not STORES[scheme].server:
+        return
+    authority, path, query, fragment = _PARTS.fullmatch(rest).groups("")  # type: ignore[union-attr]  # it matches every text
+    hosts = authority.rpartition("@")[2]
+    ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts.split(",")]
+    in_path = "@" in path and (scheme != "unix" or hosts != "")
+    if in_path or "@" in query.partition("=")[0] + fragment or not all(map(_is_port, ports)):
+        raise Invalid(
+            "its port is not a number, or its password has a /, ? or #", "write %2F, %3F and %23 in a password"
+        )
+    path = path.removesuffix("/")
+    if scheme in _NUMBERED and path and not (path.isascii() and path.isdigit()):
+        message = f"{quoted(path)} is not the number of a database"
+        raise Invalid(message, "for example redis://localhost:6379/0; domain: separates apps in one database")
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isascii() and text.isdigit())
 
 
 def kind_of(url: str) -> StoreKind:
-    """The kind of the store that a URL names. Raises ValueError if there is none, or if the URL names no database."""
+    """The kind of the store that a URL names. Raises ValueError if there is none, see also `check_url`."""
     scheme, separator, _ = url.partition("://")
-    if (path := wrong_database(url)) is not None:
-        raise ValueError(f"{path!r} is not the number of a database: for example redis://localhost:6379/0")
+    try:
+        check_url(url)
+    except Invalid as error:
+        raise Invalid(f"{error} ({error.hint})") from None
     if separator and scheme in STORES:
         return STORES[scheme]
     begins = f"begins with {scheme!r}" if separator else "has no '://'"  # the rest may have a password

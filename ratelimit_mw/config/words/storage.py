@@ -6,7 +6,7 @@ from ratelimit_mw.config.word import Section, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
 from ratelimit_mw.errors import Invalid, nearest, quoted
 from ratelimit_mw.settings import ObserveSettings, StorageSettings
-from ratelimit_mw.stores import STORES, wrong_database
+from ratelimit_mw.stores import STORES, check_url
 
 POLICIES = ("allow", "deny", "local")
 """The decisions that are possible while the store is unavailable."""
@@ -24,9 +24,7 @@ def read_url(node: Node) -> str:
         meant = scheme.replace("rediss+", "redis+")
         hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
         raise Invalid(f"unknown storage scheme {quoted(scheme)}", hint)
-    if (path := wrong_database(address)) is not None:
-        message = f"{quoted(path)} is not the number of a database"
-        raise Invalid(message, "for example redis://localhost:6379/0; domain: separates apps in one database")
+    check_url(address)
     return address
 
 
