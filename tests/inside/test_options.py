@@ -1,5 +1,6 @@
 """The options of `limited`: methods, algorithm, exempt_when, refund_when and functions as limits, in each framework."""
 
+import gc
 import logging
 import time
 
@@ -22,6 +23,7 @@ from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
 from ratelimit_mw import starlette as in_starlette
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.clients import from_address
 from tests.inside.test_django_middleware import awaited, blocking
@@ -253,6 +255,17 @@ def test_a_function_that_returns_other_numbers_starts_no_new_counter(limiter, of
     assert statuses(ask, *["GET"] * 3) == [200] * 3
     numbers = iter(range(3, 0, -1))
     assert statuses(ask, *["GET"] * 3) == [429] * 3
+
+
+def test_the_texts_that_a_function_returns_have_bounded_room(limiter):
+    ask = of_flask(limiter, lambda request: request.headers["X-Plan"], by="header:X-Client", shared="by-plan")
+    ann = {"X-Client": "ann", "X-Plan": "2 per minute"}
+    found = statuses(ask, ann, ann)
+    for number in range(3_000):
+        ask("GET", {"X-Client": "bob", "X-Plan": f"{10_000 + number} per minute"})
+    kept = [each for each in gc.get_objects() if type(each) is CompiledRule and each.rule.name == "by-plan"]
+    # The limit of Ann's text has been dropped, and is compiled again. Her counter is in the store.
+    assert (len(kept) < 1_100, found, statuses(ask, ann)) == (True, [200, 200], [429])
 
 
 @pytest.mark.parametrize("of", [of_flask, of_starlette, of_fastapi])
