@@ -12,6 +12,7 @@ from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import DenialResponse, LatestAnswers
+from ratelimit_mw.http.setup import require_routes_of
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.http_request import Told, detached_environ, detached_scope, drops_underscores
 from ratelimit_mw.identity.request import Request
@@ -227,7 +228,9 @@ class RequestHandle:
 
     def _named(self, rule: str | InlineLimit, key: Key, limit: str | None) -> str | NamedRule:
         """The rule that is asked for. It is made before the request is read again: it says what must be read."""
-        name = rule if isinstance(rule, str) else self._limiter.engine.planner.names.name_of(self._rules, rule)
+        name = self._limiter.engine.planner.names.name_of(self._rules, rule)
+        if not isinstance(rule, str):
+            require_routes_of(self._request, rule, self._rules)
         return named_rule(name, key, limit)
 
     def _accounts(self) -> list[Account]:

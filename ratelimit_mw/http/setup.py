@@ -9,8 +9,10 @@ from typing import Any
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.path_forms import apps_inside
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.stores import Store
 
 _log = logging.getLogger("ratelimit_mw")
@@ -80,18 +82,36 @@ def require_routes(app: object) -> Callable[[Rules], None]:
     def check(rules: Rules) -> None:
         unread = [] if readable else [rule for part in rules.parts for rule in part.compiled if rule.needs_routes]
         if unread:
+            hint = "add match.path, or count by path"
             raise ConfigurationError(
-                [
-                    Problem(
-                        f"the rule {quoted(rule.rule.name)} counts by route without match.path, but the routes of this "
-                        "app can't be read: it is none of Starlette, FastAPI, Flask and Django",
-                        hint="add match.path, or count by path",
-                    )
-                    for rule in unread
-                ]
+                [_without_routes(f"rule {quoted(rule.rule.name)}", " without match.path", hint) for rule in unread]
             )
 
     return check
+
+
+def require_routes_of(request: Request, limit: InlineLimit, rules: Rules) -> None:
+    """Refuse a limit in code that counts by route if the routes of the app that the middleware wraps are unknown.
+
+    The limit would have nothing to count by. At the start, the views of such an app are unknown, too.
+
+    Raises:
+        ConfigurationError: The routes are needed and unknown.
+    """
+    if type(request).app_route is not Request.app_route:
+        return
+    rule = rules.parts[0].inline.rules.get(limit)  # None while the rules are still to be read from their database
+    if rule is not None and rule.needs_routes:
+        hint = "put the middleware around the app itself, or count by path, as in by='ip+path'"
+        raise ConfigurationError([_without_routes(f"limit {quoted(limit.limit)} of {limit.name}", "", hint)])
+
+
+def _without_routes(limit: str, how: str, hint: str) -> Problem:
+    return Problem(
+        f"the {limit} counts by route{how}, but the routes of this app can't be read: it is none of Starlette, "
+        "FastAPI, Flask and Django",
+        hint=hint,
+    )
 
 
 def built_by_starlette(app: object) -> bool:

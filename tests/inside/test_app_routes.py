@@ -4,17 +4,21 @@ import pytest
 from django.http import HttpResponse
 from django.test.utils import override_settings
 from django.urls import include, path
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.testclient import TestClient
 from flask import Blueprint, Flask
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router
+from werkzeug.exceptions import NotFound
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import Client
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
+from ratelimit_mw import starlette as in_starlette
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.service.servable import unservable
 from ratelimit_mw.wsgi import RateLimitMiddleware
@@ -172,6 +176,56 @@ def test_a_limit_in_a_decorator_may_count_by_route(storage, clock):
         app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
         client = app.test_client()
         assert denied(lambda _, url: client.get(url), "/a/1", "/b/1", "/a/2", "/b/2") == [False, False, True, True]
+
+
+def dispatched_flask(limiter, by):
+    app = Flask("routes", root_path="/")
+    app.add_url_rule("/a", "a", in_flask.limited("1 per minute", by=by)(lambda: ""))
+    app.testing = True  # errors are raised
+    client = Client(RateLimitMiddleware(DispatcherMiddleware(NotFound(), {"/shop": app}), limiter=limiter))
+    return lambda url: client.get(f"/shop{url}")
+
+
+def dispatched_starlette(limiter, by):
+    @in_starlette.limited("1 per minute", by=by)
+    async def answer(request):
+        return PlainTextResponse("")
+
+    app = Starlette(routes=[Route("/a", answer)])
+    return TestClient(from_address(Asgi(dispatcher_of(app), limiter=limiter), "192.0.2.1")).get
+
+
+def dispatched_fastapi(limiter, by):
+    app = FastAPI()
+    app.get("/a", dependencies=[Depends(in_fastapi.limited("1 per minute", by=by))])(lambda: "")
+    return TestClient(from_address(Asgi(dispatcher_of(app), limiter=limiter), "192.0.2.1")).get
+
+
+def dispatcher_of(app):
+    async def dispatcher(scope, receive, send):
+        await app(scope, receive, send)
+
+    return dispatcher
+
+
+DISPATCHED = pytest.mark.parametrize("of", [dispatched_flask, dispatched_starlette, dispatched_fastapi])
+
+
+@DISPATCHED
+@pytest.mark.parametrize("by", ["ip+route", "user|route"])
+def test_a_limit_by_route_fails_loudly_in_an_app_whose_routes_cannot_be_read(storage, clock, of, by):
+    with RateLimiter(rules("user"), storage=storage, clock=clock) as limiter:
+        ask = of(limiter, by)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"'1 per minute' of .* counts by route, but the routes of"):
+                ask("/a")
+
+
+@DISPATCHED
+def test_other_limits_work_in_an_app_whose_routes_cannot_be_read(storage, clock, of):
+    with RateLimiter(rules("user"), storage=storage, clock=clock) as limiter:
+        ask = of(limiter, "ip+path")
+        assert [ask("/a").status_code for _ in range(2)] == [200, 429]
 
 
 def test_check_takes_the_route_as_an_attribute():
