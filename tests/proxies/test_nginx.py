@@ -1,6 +1,5 @@
 """A real nginx asks the service, by the files of examples/service."""
 
-import re
 import signal
 
 import httpx2
@@ -8,10 +7,7 @@ import pytest
 
 from tests.proxies.odd import REQUESTS, fate, sent
 from tests.proxies.running import free_ports, project
-from tests.support.apps import ROOT
 from tests.support.patience import eventually
-
-PAGE = ROOT / "docs" / "beside-your-proxy.md"
 
 MORE = """\
   - name: busy
@@ -162,12 +158,3 @@ def test_a_request_that_the_app_does_not_answer_is_not_sent_again(here, nginx):
     with client(nginx, "127.0.0.10") as http:
         answer = http.post("/hangs-up", content=b"order=1")
     assert (answer.status_code, here.upstream.served - before) == (502, 1)
-
-
-def test_the_curl_command_of_the_page_is_decided_by_the_same_rules(here, nginx):
-    (body,) = re.findall(r"/v1/check -d '(.*)'$", PAGE.read_text("utf-8"), re.MULTILINE)
-    answers = [httpx2.post(f"http://127.0.0.1:{here.port[18080]}/v1/check", content=body) for _ in range(4)]
-    assert [each.status_code for each in answers] == [200] * 4
-    assert [each.json()["allowed"] for each in answers] == [True, True, True, False]
-    assert answers[3].json()["rule"] == "login"
-    assert answers[3].json()["retry_after"] > 0
