@@ -66,15 +66,15 @@ class Quota:
     decided_by: str = field(init=False, compare=False, repr=False)
     """The name of the function that decides, in `algorithms.DECIDE_ALL`."""
     shown_limit: int = field(init=False, compare=False, repr=False)
-    """The limit that clients are shown. For a bucket it is the rate, which a throttle does not raise."""
+    """The requests per period that operators are shown. For a bucket it is the rate."""
     shown_size: int = field(init=False, compare=False, repr=False)
-    """What remains of an unused counter, as clients are shown it: the limit, or the burst of a bucket."""
+    """The limit that clients are shown, all of which remains of an unused counter: for a bucket, its burst."""
 
     def __post_init__(self) -> None:
         # Computed once, because each decision and each response needs them.
         object.__setattr__(self, "decided_by", self.algorithm + OVERDRAFT if self.overdraft else self.algorithm)
         object.__setattr__(self, "shown_limit", self.limit if self.burst else self.limit - self.spare)
-        object.__setattr__(self, "shown_size", (self.burst or self.limit) - self.spare)
+        object.__setattr__(self, "shown_size", (self.burst or self.limit) - self.spare if self.limit else 0)
 
     @property
     def waits(self) -> bool:

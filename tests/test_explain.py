@@ -24,6 +24,21 @@ def told(*rules, ip="192.0.2.1", before=0, cost=1, more=None, **attributes):
         return engine.explain(asked, cost)
 
 
+@pytest.mark.parametrize(("burst", "throttle"), [(20, None), (3, None), (20, {"soft": "50%"})])
+def test_limit_remaining_and_explain_speak_of_the_burst_of_a_bucket(burst, throttle):
+    words = {"limit": "5 per minute", "algorithm": "token_bucket", "burst": burst}
+    with limiter(words | ({"throttle": throttle} if throttle else {})) as engine:
+        decision = engine.check({"ip": "192.0.2.1"})
+        assert (decision.limit, decision.remaining, decision.used) == (burst, burst - 1, 1)
+        assert f"'r0' has {burst - 1} of {burst} left" in engine.explain({"ip": "192.0.2.1"}).outcome
+
+
+def test_a_bucket_whose_limit_is_0_has_a_limit_of_0():
+    with limiter({"limit": "0 per minute", "algorithm": "token_bucket", "burst": 20}) as engine:
+        decision = engine.check({"ip": "192.0.2.1"})
+    assert (decision.allowed, decision.limit, decision.remaining) == (False, 0, 0)
+
+
 def test_a_wait_below_a_second_is_told():
     explained = told({"limit": "2 per second", "algorithm": "token_bucket"}, before=2)
     assert explained.outcome == "would be denied by 'r0', for 0.5 s"

@@ -291,9 +291,13 @@ class TestTheSwitchInTheEnvironment:
         assert not call(engine(rule("0 per minute")), "check", CLIENT).allowed
 
     def test_another_word_stops_the_start(self, monkeypatch):
-        monkeypatch.setenv("RATELIMIT_MW", "disabled")
-        with pytest.raises(ConfigurationError, match="RATELIMIT_MW='disabled' in the environment is not off or shadow"):
+        monkeypatch.setenv("RATELIMIT_MW", "shadwo")
+        with pytest.raises(ConfigurationError) as error:
             engine()
+        assert (
+            str(error.value)
+            == "RATELIMIT_MW='shadwo' in the environment is not on, off or shadow (did you mean 'shadow'?)"
+        )
 
 
 class TestStorage:

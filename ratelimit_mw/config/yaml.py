@@ -185,6 +185,7 @@ _EXPLANATIONS = (
     ("found character '%'", "a value can't begin with '%'", "put the value in quotes"),
     ("found character '@'", "a value can't begin with '@'", "put the value in quotes"),
     ("found character '`'", "a value can't begin with '`'", "put the value in quotes"),
+    ("expected alphabetic or numeric character", "a value can't begin with '*' or '&'", "put the value in quotes"),
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, key_of
 from ratelimit_mw.reload.override_list import in_seconds
@@ -57,7 +57,8 @@ class KillSwitch:
     def __init__(self, clock: Clock | None = None) -> None:
         word = os.environ.get(SWITCH, "").strip().lower()
         if word not in ("", *SWITCH_WORDS):
-            raise ConfigurationError([Problem(f"{SWITCH}={word!r} in the environment is not off or shadow")])
+            message = f"{SWITCH}={word!r} in the environment is not on, off or shadow"
+            raise ConfigurationError([Problem(message, hint=near(word, SWITCH_WORDS))])
         self._clock = clock or SystemClock()
         self._fixed = bool(word)
         self._setting = Setting(word, source="environment") if word else Setting()

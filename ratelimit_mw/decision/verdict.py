@@ -189,7 +189,7 @@ class Verdict:
     @property
     def limit(self) -> int | None:
         """The limit that binds."""
-        return self.charges[self.binding].ask.quota.shown_limit if self.binding >= 0 else None
+        return self.charges[self.binding].ask.quota.shown_size if self.binding >= 0 else None
 
     @property
     def outcome(self) -> Outcome | None:
@@ -252,7 +252,7 @@ class Verdict:
         return [
             allowed,
             rule.name,
-            quota.shown_limit,
+            quota.shown_size,
             remaining,
             reset_after / SECOND,
             math.inf if retry_after == NEVER else retry_after / SECOND,

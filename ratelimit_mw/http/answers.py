@@ -216,7 +216,7 @@ class RateFields(Generic[_Text]):
             if self._epoch:
                 reset += verdict.now
             lines = [
-                self._limits[ask.quota.shown_limit],
+                self._limits[ask.quota.shown_size],
                 self._remainders[remaining],
                 self._resets[(reset + SECOND - 1) // SECOND],
             ]

@@ -82,7 +82,8 @@ def check_url(url: str) -> None:
     in_path = "@" in path and (scheme != "unix" or hosts != "")
     if in_path or "@" in query.partition("=")[0] + fragment or not all(map(_is_port, ports)):
         raise Invalid(
-            "its port is not a number, or its password has a /, ? or #", "write %2F, %3F and %23 in a password"
+            "its port is not a number from 1 to 65535, or its password has a /, ? or #",
+            "write %2F, %3F and %23 in a password",
         )
     path = path.removesuffix("/")
     if scheme in _NUMBERED and path and not (path.isascii() and path.isdigit()):
@@ -91,7 +92,7 @@ def check_url(url: str) -> None:
 
 
 def _is_port(text: str) -> bool:
-    return not text or (text.isascii() and text.isdigit())
+    return not text or (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65_536)
 
 
 def kind_of(url: str) -> StoreKind:

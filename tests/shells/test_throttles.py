@@ -78,7 +78,7 @@ def test_the_burst_of_a_bucket_is_what_a_throttle_raises(storage):
         said = [engine.check({"ip": IP}) for _ in range(7)]
     assert [decision.allowed for decision in said] == [True] * 6 + [False]
     assert [decision.remaining for decision in said] == [3, 2, 1, 0, 0, 0, 0]
-    assert said[0].limit == 10
+    assert said[0].limit == 4
 
 
 def test_hard_is_what_a_limit_is_anyway(storage):
