@@ -55,6 +55,11 @@ CHECKS = {
 assert ask("POST", "/login", 4) == [401] * 3 + [429]
 assert ask("GET", "/search", 6, **{{"X-Tenant": "a"}}) == [200] * 5 + [429]
 assert ask("GET", "/search", 1, **{{"X-Tenant": "b"}}) == [200]
+assert ask("GET", "/search", 6) == [200] * 5 + [429]
+def sign_in(name, *passwords):
+    return [client.post("/sign-in", data={{"name": name, "password": each}}).status_code for each in passwords]
+assert sign_in("ann", *["correct"] * 4, "wrong", "correct", "wrong", "wrong") == [200] * 4 + [401, 200, 401, 429]
+assert sign_in("bob", "wrong") == [401]
 assert ask("POST", "/mail", 3) == [200] * 2 + [429]
 assert client.post("/mail").text == "slow down"
 """,
@@ -64,6 +69,14 @@ assert client.post("/mail").text == "slow down"
     with client.websocket_connect("/chat") as socket:
         socket.send_text("hello")
         assert socket.receive_text() == "hello"
+        socket.send_text("hello")
+        try:
+            socket.receive_text()
+        except WebSocketDisconnect as closed:
+            assert closed.code == 1008
+        else:
+            raise AssertionError
+    with client.websocket_connect("/chat") as socket:
         socket.send_text("hello")
         try:
             socket.receive_text()
