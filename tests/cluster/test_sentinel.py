@@ -105,7 +105,7 @@ def test_the_sentinels_have_a_password_of_their_own(fresh_sentinels):
         pytest.param("redis+sentinel://localhost:26379/main/0/1", "service's name", id="too much of a path"),
         pytest.param("redis+sentinel:///main", "host", id="no host"),
         pytest.param("redis+sentinel://a:1,:2/main", "host", id="a port without a host"),
-        pytest.param("redis+sentinel://localhost:x/main", "Port", id="a port that is none"),
+        pytest.param("redis+sentinel://localhost:x/main", "its port", id="a port that is none"),
         pytest.param("redis+sentinel://localhost/main?no_such_option=1", "no_such_option", id="an unknown option"),
         pytest.param("redis+sentinel://localhost/main?nothing", "bad query field", id="an option without a value"),
     ],

@@ -117,7 +117,7 @@ def test_a_worker_that_is_to_stop_ends_what_is_under_way(any_server, rules):
     with app as running, httpx.Client(base_url=running.url, timeout=WITHIN) as client:
         location = put_off(client, {"hold": True})
         with worker(env, "--to", running.url) as process:
-            eventually(lambda: fate(client, location)["state"] == "running")
+            eventually(lambda: replayed(any_server))
             process.send_signal(signal.SIGTERM)
             any_server.admin.set("go", 1)
             assert process.wait(WITHIN) == 0
