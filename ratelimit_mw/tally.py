@@ -95,6 +95,15 @@ class Passes:
         self.number = 0
 
 
+Labels = str | tuple[str, ...]
+"""The labels of the rules of a plan. That of the only rule is plain, because most plans have one."""
+
+
+def labels_of(charges: Sequence[Charge]) -> Labels:
+    """Return the labels of the rules of these charges."""
+    return charges[0][0].label if len(charges) == 1 else tuple([rule.label for rule, _ in charges])
+
+
 Watcher = Callable[[Cell | None, float], None]
 """Is called with the cell of a rule and the used share of its limit, or with None and the seconds of a decision."""
 
@@ -127,7 +136,7 @@ class Tally:
         self._closers: list[Callable[[], None]] = []
         self.tracers: list[Callable[[Decision], None]] = []
         self._cells: dict[str, Cell] = {}
-        self.passes: dict[tuple[str, ...], Passes] = {}
+        self.passes: dict[Labels, Passes] = {}
         self._further = Passes(())
         self._hits: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
         self._begin()
@@ -243,7 +252,7 @@ class Tally:
         There are at most 1 000. The request is counted for the rules of further plans, and the caller counts it once
         more in what is returned, which then belongs to no rule.
         """
-        labels = tuple([rule.label for rule, _ in charges])
+        labels = labels_of(charges)
         found = self.passes.get(labels)
         if found is not None:
             return found

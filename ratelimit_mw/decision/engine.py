@@ -30,7 +30,7 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, adrive, drive
-from ratelimit_mw.tally import DENIED, Passes
+from ratelimit_mw.tally import DENIED, Passes, labels_of
 
 _new = object.__new__
 
@@ -246,7 +246,7 @@ class Engine:
 
     def _passes(self, plan: Plan) -> Passes:
         """What counts the requests with this plan that all its rules simply allow."""
-        plan.passes = self.tally.passes.get(tuple([rule.label for rule, _ in plan.charges]))
+        plan.passes = self.tally.passes.get(labels_of(plan.charges))
         return plan.passes or self.tally.passes_of(plan.charges)
 
     def _count(self, plan: Plan, verdict: Verdict, again: bool, *, certain: bool) -> None:
