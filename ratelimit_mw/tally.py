@@ -98,12 +98,6 @@ class Passes:
 Labels = str | tuple[str, ...]
 """The labels of the rules of a plan. That of the only rule is plain, because most plans have one."""
 
-
-def labels_of(charges: Sequence[Charge]) -> Labels:
-    """Return the labels of the rules of these charges."""
-    return charges[0][0].label if len(charges) == 1 else tuple([rule.label for rule, _ in charges])
-
-
 Watcher = Callable[[Cell | None, float], None]
 """Is called with the cell of a rule and the used share of its limit, or with None and the seconds of a decision."""
 
@@ -246,13 +240,12 @@ class Tally:
             return self._cells.setdefault("", Cell("", OTHER))  # no rule has an empty label
         return self._cells.setdefault(label, Cell(domain, name))
 
-    def passes_of(self, charges: Sequence[Charge]) -> Passes:
-        """Return what counts the requests that all rules of a plan simply allow.
+    def passes_of(self, labels: Labels, charges: Sequence[Charge]) -> Passes:
+        """Return what counts the requests that all rules of a plan simply allow. `labels` are those of the rules.
 
         There are at most 1 000. The request is counted for the rules of further plans, and the caller counts it once
         more in what is returned, which then belongs to no rule.
         """
-        labels = labels_of(charges)
         found = self.passes.get(labels)
         if found is not None:
             return found

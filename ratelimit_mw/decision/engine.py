@@ -30,7 +30,7 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, adrive, drive
-from ratelimit_mw.tally import DENIED, Passes, labels_of
+from ratelimit_mw.tally import DENIED, Passes
 
 _new = object.__new__
 
@@ -246,8 +246,10 @@ class Engine:
 
     def _passes(self, plan: Plan) -> Passes:
         """What counts the requests with this plan that all its rules simply allow."""
-        plan.passes = self.tally.passes.get(labels_of(plan.charges))
-        return plan.passes or self.tally.passes_of(plan.charges)
+        charges = plan.charges
+        labels = charges[0][0].label if len(charges) == 1 else tuple([rule.label for rule, _ in charges])
+        plan.passes = self.tally.passes.get(labels)
+        return plan.passes or self.tally.passes_of(labels, charges)
 
     def _count(self, plan: Plan, verdict: Verdict, again: bool, *, certain: bool) -> None:
         """Count a request that its counters did not simply allow. See `_counted` for the arguments."""
@@ -328,7 +330,7 @@ class Engine:
         """
         tally, charges, place = self.tally, verdict.charges, verdict.binding
         rule = charges[place][0] if place >= 0 else None
-        passes = tally.passes.get((rule.label,)) if rule is not None and len(charges) == 1 else None
+        passes = tally.passes.get(rule.label) if rule is not None and len(charges) == 1 else None
         if passes is None:
             reason: str = verdict.reason or "limited"
             tally.refused(charges, verdict.outcomes, verdict.over, rule=rule, reason=reason)
