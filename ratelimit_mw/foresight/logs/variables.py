@@ -179,7 +179,12 @@ def _apache_variable(written: str, argument: str | None, letter: str) -> Variabl
 
 
 def _apache_time(written: str, argument: str) -> Variable:
-    if argument in ("sec", "msec", "usec"):
-        return Variable(written, "time", r"[0-9]++", epoch_time)
-    texts = [re.escape(text) for text in re.split("%[A-Za-z]", argument)]
-    return Variable(written, "time", r"[A-Za-z0-9:/+.-]+?".join(texts), strftime_time(argument))
+    """Return the variable of `%{argument}t`. Apache logs the start of a request, unless the argument says `end:`."""
+    ends = argument.startswith("end:")
+    field, form = "end" if ends else "time", argument.removeprefix("end:").removeprefix("begin:")
+    if form in ("sec", "msec", "usec"):
+        return Variable(written, field, r"[0-9]++", epoch_time)
+    if form in ("msec_frac", "usec_frac"):  # a part of a time that another variable has
+        return Variable(written, "", r"[0-9]++")
+    texts = [re.escape(text) for text in re.split("%[A-Za-z]", form)]
+    return Variable(written, field, r"[A-Za-z0-9:/+.-]+?".join(texts), strftime_time(form))
