@@ -12,12 +12,12 @@ with extra("fastapi"):
     from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
     from starlette.datastructures import MutableHeaders
     from starlette.requests import HTTPConnection, Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.http.answers import DenialResponse, phrase
 from ratelimit_mw.http.limits_in_code import LimitInCode, LimitOptions, limit_in_code, name_of_view
-from ratelimit_mw.http.responses import failing_lifespan, lifespan_with
+from ratelimit_mw.http.responses import lifespan_with
 from ratelimit_mw.http.setup import limiter_for
 from ratelimit_mw.http.views import Found, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import close_code
@@ -152,8 +152,7 @@ def add_rate_limits(
 
     Denials by `limited` are answered like those of the middleware. The OpenAPI schema describes the denial in each
     operation with such a dependency. The app does not start if a dependency names an unknown rule, or a rule that
-    depends on the response. If the rules cannot be used, the start of the app fails, too, with every problem found.
-    Without a lifespan, each request then raises this ConfigurationError.
+    depends on the response.
 
     Args:
         app: The app.
@@ -163,16 +162,13 @@ def add_rate_limits(
 
     Raises:
         TypeError: Both `config` and `limiter` are given, or neither; or `app` is not a FastAPI app.
+        ConfigurationError: The rules cannot be used. The error has every problem found.
     """
     if not isinstance(app, FastAPI):
         raise TypeError(
             f"the first argument is not a FastAPI app, but a {type(app).__name__}: write add_rate_limits(app, config)"
         )
-    try:
-        used = limiter_for(config, limiter, storage)
-    except ConfigurationError as error:  # raised here, it would stand below the 50 lines of the server's traceback
-        app.add_middleware(_Refusing, error=error)
-        return
+    used = limiter_for(config, limiter, storage)
     app.add_middleware(_Middleware, within=app, limiter=used, owned=limiter is None)
     handler: Any = _answer  # Starlette has types for handlers of requests and of WebSockets, not for one of both
     app.add_exception_handler(RateLimited, handler)
@@ -193,19 +189,6 @@ async def _answer(connection: Request | WebSocket, denied: Any) -> Response | No
         await connection.send_denial_response(response)
         return None
     return response
-
-
-class _Refusing:
-    """The middleware of an app whose rules cannot be used: its start fails with the report of them."""
-
-    def __init__(self, app: ASGIApp, *, error: ConfigurationError) -> None:
-        self.app = app
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            raise self._error
-        await failing_lifespan(self._error)(scope, receive, send)
 
 
 class _Middleware(RateLimitMiddleware):

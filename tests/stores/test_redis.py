@@ -304,7 +304,7 @@ def test_many_event_loops_leave_nothing_behind(fresh_server):
         asyncio.run(store.adecide([ask()]))
     gc.collect()
     eventually(lambda: len(fresh_server.admin.client_list()) == clients)
-    assert set(threading.enumerate()) <= threads
+    eventually(lambda: set(threading.enumerate()) <= threads)  # a probe of an earlier test may be ending
     store.close()
 
 
