@@ -179,8 +179,28 @@ def test_a_handler_that_fails_is_logged_once_and_the_request_is_still_denied(ask
     assert "secret" not in line
 
 
-def test_the_formatter_of_the_page_writes_a_line_of_json(logger, capsys):
+def test_structlog_gets_the_fields_of_a_denial(logger, capsys):
+    pytest.importorskip("structlog")
     exec(PYTHON[2], {})
+    denied_once()
+    line = json.loads(capsys.readouterr().err)
+    assert (line["rule"], line["identity"], line["level"]) == ("everybody", "ip=192.0.2.1", "info")
+
+
+def test_sentry_gets_an_event_with_the_fields_of_a_denial(logger):
+    sentry_sdk = pytest.importorskip("sentry_sdk")
+    events = []
+    sentry_sdk.init(dsn="http://key@127.0.0.1:9/1", before_send=lambda event, _: events.append(event))
+    try:
+        exec(PYTHON[3], {})
+        denied_once()
+    finally:
+        sentry_sdk.init()
+    assert [event["extra"]["rule"] for event in events] == ["everybody"]
+
+
+def test_the_formatter_of_the_page_writes_a_line_of_json(logger, capsys):
+    exec(PYTHON[4], {})
     denied_once()
     line = json.loads(capsys.readouterr().err)
     assert (line["rule"], line["reason"], line["identity"]) == ("everybody", "limited", "ip=192.0.2.1")
