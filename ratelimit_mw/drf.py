@@ -36,7 +36,8 @@ class RateLimitThrottle(BaseThrottle):
 
     Attributes:
         scope: The name of the rule. None: the `throttle_scope` of the view.
-        rate: A limit such as "100 per day", or a function from the request to a limit, instead of a rule of the file.
+        rate: A limit such as "100 per day", or a function that gets the request and returns one. It takes the place of
+            a rule of the file.
             All views with this throttle share it. A scope may be a limit, too. If a `throttle_scope` is a limit, each
             view has counters of its own.
         cost: What a request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.

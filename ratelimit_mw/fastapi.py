@@ -80,7 +80,7 @@ class Limited:
 
     @property
     def dependency(self) -> NoReturn:
-        """Not there. FastAPI reads it if the list `dependencies` has this object in place of `Depends(…)`."""
+        """Raises TypeError. FastAPI reads this if the list `dependencies` has this object in place of `Depends(…)`."""
         raise TypeError(f"limited makes a dependency: write dependencies=[Depends({self.written})]")
 
     @property
@@ -125,8 +125,8 @@ def limited(rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[L
     several.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
-            request to such a limit. A limit has counters of its own for each endpoint.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
+            gets the request and returns such a limit. A limit has counters of its own for each endpoint.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         options: The options, see `LimitOptions`.
 

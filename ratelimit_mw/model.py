@@ -68,7 +68,7 @@ class Quota:
     shown_limit: int = field(init=False, compare=False, repr=False)
     """The requests per period that operators are shown. For a bucket it is the rate."""
     shown_size: int = field(init=False, compare=False, repr=False)
-    """The limit that clients are shown, all of which remains of an unused counter: for a bucket, its burst."""
+    """The limit that clients see. An unused counter has all of it left. For a bucket, it is the burst."""
 
     def __post_init__(self) -> None:
         # Computed once, because each decision and each response needs them.

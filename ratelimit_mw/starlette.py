@@ -41,8 +41,9 @@ def limited(
     `response` section of the rules. A WebSocket that is accepted already is closed with the code 1008.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
-            request to such a limit. A limit has counters of its own for each endpoint and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
+            gets the request and returns such a limit. A limit has counters of its own for each endpoint and each place
+            in the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         options: The options, see `LimitOptions`. On a class, the functions get a connection without a body.
 
@@ -126,7 +127,7 @@ def refunds_of(connection: HTTPConnection) -> Callable[[Refund], None]:
 
         if connection.scope["type"] == "http":
             if REFUNDS not in connection.scope:
-                raise RuntimeError("refund_when is used by a route that the app did not have when it started")
+                raise RuntimeError("the app got a route with refund_when after its start: add the route before")
             connection.scope[REFUNDS].append(settle)
 
     return later

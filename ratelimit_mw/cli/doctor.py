@@ -1,4 +1,4 @@
-"""`ratelimit-mw doctor` checks in one command what lets a limit fail silently. `CHECKS` is the table of the checks."""
+"""`ratelimit-mw doctor` finds in one command what makes a limit fail silently. `CHECKS` is the table of the checks."""
 
 import re
 import shutil
@@ -162,7 +162,9 @@ def _round_trip(took: list[float], storage: StorageSettings) -> Finding:
     )
     if slowest < storage.timeout:
         return Finding("ok", what)
-    remedy = f"bring the store closer, or set storage.timeout: {slowest * 2000:.0f}ms. Late requests go by on_error"
+    remedy = (
+        f"bring the store closer, or set storage.timeout: {slowest * 2000:.0f}ms. For late requests, on_error decides"
+    )
     return Finding("wrong", what, remedy)
 
 
@@ -177,10 +179,10 @@ def _clock(client: Any, domain: str) -> Finding:
 
 
 def about_clock(skew: float) -> Finding:
-    """What is to be said of a server whose clock is `skew` seconds before that of this machine."""
+    """Return the finding on a server whose clock is `skew` seconds before that of this machine."""
     if abs(skew) <= _LARGEST_SKEW:
-        return Finding("ok", "its clock is that of this machine")
-    what = f"its clock is {skew:+.0f} s from that of this machine, and X-RateLimit-Reset is by its clock"
+        return Finding("ok", "its clock agrees with that of this machine")
+    what = f"its clock differs from this machine's by {skew:+.0f} s, and X-RateLimit-Reset is by its clock"
     return Finding("wrong", what, "synchronise both clocks (NTP)")
 
 
@@ -197,7 +199,7 @@ def _information(client: Any, domain: str) -> Iterator[Finding]:
 
 
 def about_server(fields: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is to be said of a server, by the fields of its INFO."""
+    """Yield the findings on a server, by the fields of its INFO."""
     known = fields.get("redis_version", "")
     if _numbers(known) < _OLDEST_REDIS:
         yield Finding("wrong", f"it is Redis {known}", "use Redis 6.2 or newer, or Valkey")
@@ -251,9 +253,9 @@ def _proxies(setup: Setup) -> Iterator[Finding]:
     everybody = [str(network) for network in client.trusted_proxies if not network.prefixlen]
     if everybody:
         what = f"client.trusted_proxies has {', '.join(everybody)}: each client can choose its address"
-        yield Finding("wrong", what, "list the addresses of your proxies alone")
+        yield Finding("wrong", what, "list only the addresses of your proxies")
     elif client.trusted_proxies or client.trusted_hops:
-        yield Finding("ok", f"{client.ip_header} of the trusted proxies has the client's address")
+        yield Finding("ok", f"the client's address is read from {client.ip_header} of the trusted proxies")
     elif any("ip" in part.attributes.used for part in setup.rules.parts):
         what = "no proxy is trusted: the client's address is the one that connects"
         remedy = "behind a proxy, add it to client.trusted_proxies: otherwise its clients share one counter"
@@ -267,7 +269,7 @@ def _secret(setup: Setup) -> Iterator[Finding]:
         if part.client.secret or not hashed:
             yield Finding("ok", f"{part.domain}: no identity in the store can be guessed")
         else:
-            what = f"{part.domain}: client.secret is empty, so who reads the store can guess {', '.join(hashed)}"
+            what = f"{part.domain}: client.secret is empty, so anyone who reads the store can guess {', '.join(hashed)}"
             yield Finding("wrong", what, "set client.secret: ${RATELIMIT_SECRET} to one value in every process")
 
 
@@ -278,7 +280,7 @@ def _sessions(setup: Setup) -> Iterator[Finding]:
 
 def _routes(setup: Setup) -> Iterator[Finding]:
     if setup.app is None:
-        yield Finding("note", "no app was read", "name it with --app package.module:app")
+        yield Finding("note", "no app was read", "name the app with --app package.module:app")
         return
     rows = list(rows_of(setup.app.routes, setup.rules))
     free = [f"{row.shown_methods} {row.path}" for row in rows if not row.rules and row.exempt != "all"]
@@ -316,7 +318,7 @@ def doctor(
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Check what lets a limit fail silently: the rules, the store, the proxies, the workers, and the routes of the app.
+    """Find what makes a limit fail silently: the rules, the store, the proxies, the workers, and the routes of the app.
 
     `✗` is wrong, `!` may be wrong, and each has its remedy. The exit code is 1 if something is wrong.
 

@@ -256,9 +256,9 @@ class Planner:
         if rules.settling and any(_settled_late(charge, holding) for charge in charges):
             self._log_once(
                 name,
-                "the app asks for the rule %r, which depends on the response: a rule asked for by name is charged "
-                "at once, or not at all; let the middleware apply it through its match, or put the code into a block, "
-                "with limiter.limited(…), if it is concurrent (logged once)",
+                "the app asks for the rule %r, which depends on the response, but a rule asked for by name is charged "
+                "at once, or not at all. Give it a match, so that the middleware applies it. If it is concurrent, put "
+                "the code into a block, with limiter.limited(…) (logged once)",
             )
         return charges
 

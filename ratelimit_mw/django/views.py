@@ -31,8 +31,9 @@ def limited(
     `response` section of the rules.
 
     Args:
-        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function from the
-            request to such a limit. A limit has counters of its own for each view and each place in the stack.
+        rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
+            gets the request and returns such a limit. A limit has counters of its own for each view and each place in
+            the stack.
         cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
         options: The options, see `LimitOptions`.
 

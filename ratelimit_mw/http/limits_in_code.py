@@ -40,11 +40,11 @@ class LimitOptions(TypedDict, total=False):
         algorithm: The algorithm of a limit, as in a rules file. None: the default.
         shared: A name for a limit. All views whose limit has this name share its counters.
         methods: The methods that are counted, such as ["POST"]. HEAD counts as GET. None: all of them.
-        key: A function from the request to what is counted in place of `by`: a text, a number, a UUID or None. None, ""
-            or an exception counts as absent: the rule or the limit does not apply.
-        exempt_when: A function from the request. If it returns true, the rule or the limit does not apply.
-        refund_when: A function from the response. If it returns true, what the request was charged here is refunded.
-            The response is that of the framework; in Starlette and FastAPI it has no body.
+        key: A function that gets the request and returns what to count by in place of `by`: a text, a number, a UUID or
+            None. None, "" or an exception counts as absent: the rule or the limit does not apply.
+        exempt_when: A function that gets the request. If it returns true, the rule or the limit does not apply.
+        refund_when: A function that gets the response. If it returns true, what the rule or the limit charged is
+            refunded. The response is that of the framework; in Starlette and FastAPI it has no body.
     """
 
     by: str | Sequence[str] | None

@@ -108,8 +108,8 @@ def require_routes_of(request: Request, limit: InlineLimit, rules: Rules) -> Non
 
 def _without_routes(limit: str, how: str, hint: str) -> Problem:
     return Problem(
-        f"the {limit} counts by route{how}, but the routes of this app can't be read: it is none of Starlette, "
-        "FastAPI, Flask and Django",
+        f"the {limit} counts by route{how}, but the routes of this app can't be read: it is not an app of "
+        "Starlette, FastAPI, Flask or Django",
         hint=hint,
     )
 

@@ -116,7 +116,7 @@ def choices_of(by: str) -> list[list[str]]:
     tokens = [token.strip() for token in reversed(_TOKEN.findall(by)) if token.strip()]
     choices, _ = _choices(tokens, by)
     if tokens:
-        raise ValueError(f"{quoted(by)} has a parenthesis without its counterpart")
+        raise ValueError(f"{quoted(by)} has an unmatched parenthesis")
     return choices
 
 
@@ -128,7 +128,7 @@ _MOST_CHOICES = 64
 def _choices(tokens: list[str], by: str) -> tuple[list[list[str]], str]:
     """Take parts and the operators between them from the end of `tokens`. Return their choices and their text.
 
-    Without parentheses, all operators must be the same: readers disagree about which of two binds tighter.
+    Without parentheses, all operators must be the same: people disagree about which of the two comes first.
     """
     choices, text = _taken(tokens, by)
     texts, operators = [text], list[str]()
@@ -151,7 +151,7 @@ def _taken(tokens: list[str], by: str) -> tuple[list[list[str]], str]:
     if word == "(":
         choices, text = _choices(tokens, by)
         if not tokens or tokens.pop() != ")":
-            raise ValueError(f"{quoted(by)} has a parenthesis without its counterpart")
+            raise ValueError(f"{quoted(by)} has an unmatched parenthesis")
         return choices, f"({text})"
     if word in _SYMBOLS:
         raise ValueError(f"an attribute is missing in {quoted(by)} (for example ip+user, user|ip or global)")

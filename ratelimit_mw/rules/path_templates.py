@@ -18,18 +18,18 @@ _MAX_LENGTH = 1_000
 _PARAMETER = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
 _OTHER_DIALECTS = re.compile(r"<(?:(\w+):)?(\w+)>|(?<=/):([a-zA-Z_]\w*)(?=/|\Z)")  # Flask: <id>, Express: :id
 _REFUSED = (
-    (re.compile("://"), "a URL, where a path belongs", "a path begins with '/'; the rest of a URL has the key host"),
+    (re.compile("://"), "this is a URL, not a path", "a path begins with '/'; for the host, there is the key host"),
     (
         re.compile(r"\A\^|\.\*|\\[dw]|\(\?|\[\^"),
-        "regular expressions are not read here",
+        "regular expressions are not supported",
         "write {name} for one segment, '/*' for all below",
     ),
     (
         re.compile(r"/\.\.?(?:/|\Z)"),
-        "'.' and '..' are no segments of a path",
-        "a request's are resolved before it is matched",
+        "a path can't have the segments '.' and '..'",
+        "those of a request are resolved before it is matched",
     ),
-    (re.compile("[?#]"), "a path holds no '?' and no '#'", "for a query parameter there is query:N"),
+    (re.compile("[?#]"), "a path has no '?' and no '#'", "for a query parameter, there is the key query:N"),
 )
 """What no path template has, with the message and the hint."""
 
@@ -118,9 +118,9 @@ def parts_of(text: str) -> TemplateParts:
         if "path" not in segment.kinds:
             segments.append(segment)
         elif tail is not None or folder:
-            raise Invalid("only one part of a path can hold any number of segments", "one {name:path}, or '/*'")
+            raise Invalid("only one part of a path can match any number of segments", "one {name:path}, or '/*'")
         elif len(segment.kinds) > 1:
-            raise Invalid("a {name:path} shares its segment with no other parameter")
+            raise Invalid("a {name:path} can't share its segment with another parameter")
         else:
             tail = Tail(segment.texts[0], segment.texts[1])
             head, segments = segments, []
@@ -140,19 +140,19 @@ def _check_path(text: str) -> None:
     if len(text) > _MAX_LENGTH:
         raise Invalid(f"longer than {_MAX_LENGTH} characters")
     if not text.isprintable():
-        raise Invalid("holds a character that can't be printed")
+        raise Invalid("contains a character that can't be printed")
 
 
 def _refuse_other_dialects(text: str, body: str) -> None:
     if "*" in body:
         folder = body.rstrip("/*") + "/*"
         hint = f"did you mean '{folder}'?" if "*" not in folder[:-1] else "for one segment write {name}"
-        raise Invalid("'*' stands only at the end, as '/*'", hint)
+        raise Invalid("'*' is possible only at the end, as '/*'", hint)
     other = _OTHER_DIALECTS.search(body)
     if other is not None:
         own = {"string": "", None: ""}
         path = _OTHER_DIALECTS.sub(lambda each: f"{{{each[2] or each[3]}{own.get(each[1], f':{each[1]}')}}}", text)
-        raise Invalid(f"{other[0]} is no parameter here", f"write {path}")
+        raise Invalid(f"{other[0]} is not a parameter here", f"write {path}")
 
 
 def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
@@ -164,20 +164,20 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
         if kind not in KINDS:
             raise Invalid(f"{{{name}:{kind}}}: there is no kind '{kind}'", f"known: {', '.join(KINDS)}")
         if name in names:
-            raise Invalid(f"the parameter {{{name}}} is there twice")
+            raise Invalid(f"the parameter {{{name}}} appears twice")
         names.append(name)
         own.append(kind)
         texts.append(piece[end : parameter.start()])
         end = parameter.end()
     texts.append(piece[end:])
     if any("{" in text or "}" in text for text in texts):
-        raise Invalid("a brace that belongs to no parameter", "a parameter is {name} or {name:kind}")
+        raise Invalid("a brace without a parameter", "a parameter is {name} or {name:kind}")
     kinds.extend(own)
     if len(own) > 2:
         raise Invalid("more than two parameters in one segment")
     if len(own) == 2 and {"int", "float"} & set(own) and (not texts[1] or texts[1][0].isdigit()):
         # Otherwise frameworks would divide the digits in different ways.
-        raise Invalid("a number beside another parameter needs a text between them that begins with no digit")
+        raise Invalid("a number and another parameter need a text between them that does not begin with a digit")
     return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
 
 

@@ -88,11 +88,11 @@ def test_a_parameter_given_by_hand():
         pytest.param(
             "(a|b)+c|d+e", r"write \(a\|b\)\+\(c\|d\)\+e or \(\(a\|b\)\+c\)\|\(d\+e\)", id="two readings of groups"
         ),
-        pytest.param("(ip", "a parenthesis without its counterpart", id="a group that is not closed"),
-        pytest.param("ip)", "a parenthesis without its counterpart", id="a group that is not opened"),
+        pytest.param("(ip", "an unmatched parenthesis", id="a group that is not closed"),
+        pytest.param("ip)", "an unmatched parenthesis", id="a group that is not opened"),
         pytest.param("(" * 5000 + "ip" + ")" * 5000, "more than 64 parentheses", id="groups within groups"),
         pytest.param("()", "an attribute is missing in", id="an empty group"),
-        pytest.param("ip(user)", "a parenthesis without its counterpart", id="no operator before a group"),
+        pytest.param("ip(user)", "an unmatched parenthesis", id="no operator before a group"),
         pytest.param("+".join(["(ip|user)"] * 9), "more than 64 choices", id="too many choices"),
         pytest.param("header:", "can't count by", id="a header without a name"),
         pytest.param("scope:user", "can't count by", id="a source is no attribute"),

@@ -353,5 +353,5 @@ def test_a_route_that_comes_later_cannot_refund(limiter):
     app = Starlette(middleware=[Middleware(Asgi, limiter=limiter)])
     with TestClient(from_address(app, "192.0.2.1")) as client:
         app.router.routes.append(Route("/", endpoint))
-        with pytest.raises(RuntimeError, match="a route that the app did not have when it started"):
+        with pytest.raises(RuntimeError, match="a route with refund_when after its start"):
             client.get("/")
