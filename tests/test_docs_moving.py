@@ -66,24 +66,14 @@ assert client.post("/mail").text == "slow down"
     "chat_fastapi": f"""{ASGI}
     from starlette.websockets import WebSocketDisconnect
     assert ask("GET", "/", 3) == [200] * 2 + [429]
-    with client.websocket_connect("/chat") as socket:
-        socket.send_text("hello")
-        assert socket.receive_text() == "hello"
-        socket.send_text("hello")
-        try:
-            socket.receive_text()
-        except WebSocketDisconnect as closed:
-            assert closed.code == 1008
-        else:
-            raise AssertionError
-    with client.websocket_connect("/chat") as socket:
-        socket.send_text("hello")
-        try:
-            socket.receive_text()
-        except WebSocketDisconnect as closed:
-            assert closed.code == 1008
-        else:
-            raise AssertionError
+    for messages in ("hello", "above the limit"), ("above the limit, on a new connection",):
+        with client.websocket_connect("/chat") as socket:
+            for message in messages:
+                socket.send_text(message)
+                try:
+                    assert socket.receive_text() == message == "hello"
+                except WebSocketDisconnect as closed:
+                    assert (closed.code, message.startswith("above")) == (1008, True)
 """,
     "shop_django": """
 assert ask("GET", "/mail", 3) == [200, 200, 403]
