@@ -135,8 +135,8 @@ def refuse_asgi_app(app: object) -> None:
         raise TypeError(_mistaken(app, "wsgi", "asgi"))
     if hasattr(app, "wsgi_app") and hasattr(app, "view_functions"):
         raise TypeError(
-            "the Flask object itself can't be wrapped, because it calls its own wsgi_app, which would be the "
-            "middleware: write app.wsgi_app = RateLimitMiddleware(app.wsgi_app, …) and serve the app as before"
+            "a Flask object can't be wrapped, only its wsgi_app: write "
+            "app.wsgi_app = RateLimitMiddleware(app.wsgi_app, …)"
         )
 
 
