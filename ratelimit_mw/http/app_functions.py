@@ -54,8 +54,11 @@ class AppFunction:
         self._logged = False
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, AppFunction) and self._purpose.name == other._purpose.name
-        return same and self.function == getattr(other, "function", None)
+        return (
+            isinstance(other, AppFunction)
+            and self.function == other.function
+            and self._purpose.name == other._purpose.name
+        )
 
     def __hash__(self) -> int:
         return hash(self.function)
