@@ -103,6 +103,12 @@ def test_the_headers_speak_of_the_counter_with_the_least_remaining(ask):
     assert ask(engine).rate == ["3", "2", str(START + 40)]
 
 
+def test_the_headers_of_a_bucket_speak_of_its_burst(ask):
+    bucket = {"name": "a", "limit": "5 per minute", "algorithm": "token_bucket", "burst": 20}
+    headers = ask(limiter(rules=[bucket])).headers
+    assert (headers["x-ratelimit-limit"], headers["x-ratelimit-remaining"]) == ("20", "19")
+
+
 def test_a_denial_speaks_of_the_longest_wait(ask):
     engine = limiter(rules=two(("hour", {"limit": "1 per hour"}), ("minute", {"limit": "1 per minute"})))
     ask(engine)
