@@ -128,13 +128,15 @@ class RateLimitMiddleware:
                 await rules.attributes.resolve(request)
             plan = engine.planner.plan(rules, request)
         verdict = await engine.aexecute(plan, rules) if engine.waits else engine.execute(plan, rules)
-        if not verdict.allowed:
-            denied = request or self._request_of(scope, told)
-            try:
-                await self._deny(verdict, rules, denied, send)
-            finally:
-                denied.context = detached_scope(scope)
-            return
+        if not verdict.simple:
+            request = request or self._request_of(scope, told)
+            engine.report(verdict, rules, request)
+            if not verdict.allowed:
+                try:
+                    await self._deny(verdict, rules, request, send)
+                finally:
+                    request.context = detached_scope(scope)
+                return
         scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told)
         try:
             answers = self._answers.of(rules)
@@ -159,6 +161,8 @@ class RateLimitMiddleware:
                 verdict, app = await self._deferral.decide(app, request, rules, receive)
             else:
                 verdict = await engine.adecide(request, rules=rules)
+            if not verdict.simple and (verdict.allowed or app is self.app):
+                engine.report(verdict, rules, request)
             if app is self.app and not verdict.allowed:
                 await self._deny(verdict, rules, request, send)
                 return
@@ -185,7 +189,6 @@ class RateLimitMiddleware:
         """Answer a denied request."""
         scope = request.context
         scope["ratelimit"] = AsyncHandle(verdict, self._limiter, request, rules)
-        self._engine.report(verdict, rules, request)
         denial = self._answers.of(rules).denial(verdict, request)
         kind = "http.response"
         if scope["type"] == "websocket":

@@ -482,7 +482,7 @@ class RateLimiter:
         return acquisition(self.engine, plan, self.clock, checked_timeout(timeout))
 
     def _checked(self, verdict: Verdict, rules: Rules, attributes: Arguments) -> Decision:
-        if not verdict.allowed:
+        if not verdict.simple:
             self.engine.report(verdict, rules, attributes)
         return verdict.decision
 

@@ -108,8 +108,11 @@ class RateLimitMiddleware:
         planner = engine.planner
         plan = planner.plan_told(rules, environ, told) if request is None else planner.plan(rules, request)
         verdict = engine.execute(plan, rules)
-        if not verdict.allowed:
-            return self._deny(rules, verdict, request or self._request_of(environ, told), start_response)
+        if not verdict.simple:
+            request = request or self._request_of(environ, told)
+            engine.report(verdict, rules, request)
+            if not verdict.allowed:
+                return self._deny(rules, verdict, request, start_response)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told)
         start_response = partial(_start, self._answers.of(rules), handle, start_response)
         return self.app(environ, start_response)
@@ -143,6 +146,8 @@ class RateLimitMiddleware:
             verdict, app = self._deferral.decide(app, request, rules)
         else:
             verdict = engine.decide_in_turn(request, rules=rules)
+        if not verdict.simple and (verdict.allowed or app is self.app):
+            engine.report(verdict, rules, request)
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
@@ -155,7 +160,6 @@ class RateLimitMiddleware:
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse
     ) -> Iterable[bytes]:
         request.context["ratelimit.decision"] = BlockingHandle(verdict, self.limiter, request, rules)
-        self._engine.report(verdict, rules, request)
         status, headers, body = self._answers.of(rules).denial(verdict, request)
         request.context = detached_environ(request.context)
         start_response(f"{status} {phrase(status)}", headers)

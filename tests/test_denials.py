@@ -14,7 +14,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from tests.shells.asking import EACH_SHELL, START, exchange, limiter, websocket_scope
 from tests.support.apps import ROOT
 
-FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted")
+FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted", "shadow")
 PYTHON = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/denials.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -30,7 +30,8 @@ def records(caplog):
 
 def test_a_request_that_is_shed_is_recorded_with_its_wait(records):
     with limiter() as engine:
-        DenialLog(ManualClock(START)).write(Verdict((), None, denied="shed", wait=2_500_000), engine.rules, {}, "shed")
+        verdict = Verdict((), None, denied="shed", wait=2_500_000)
+        DenialLog(ManualClock(START)).write(verdict, -1, "shed", engine.rules, {})
     (found,) = records()
     assert (found["reason"], found["rule"], found["retry_after"]) == ("shed", None, 2.5)
 
@@ -60,6 +61,7 @@ def test_a_denial_is_one_record_with_its_fields(ask, records, caplog):
         "method": "POST",
         "route": "/items/{id}",
         "omitted": 0,
+        "shadow": False,
     }
     assert caplog.messages[-1] == "denied (limited) by rule items, client ip=203.0.113.7, retry after 40 s"
 
@@ -100,13 +102,56 @@ def test_rules_of_one_name_in_two_domains_are_counted_apart(records, tmp_path):
     assert len(records()) == 20
 
 
-def test_nothing_is_written_for_allowed_requests_shadow_rules_and_peek(records):
-    engine = limiter(
-        rules=[{"name": "s", "limit": "0 per minute", "shadow": True}, {"name": "a", "limit": "1 per day"}]
-    )
+def test_nothing_is_written_for_allowed_requests_and_peek(records):
+    engine = limiter(rules=[{"name": "a", "limit": "1 per day"}])
     assert engine.check({}).allowed
     assert not engine.peek({}).allowed
     assert records() == []
+
+
+@EACH_SHELL
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param([], id="plain rules"),
+        pytest.param([{"name": "low", "limit": "9 per day", "throttle": {"soft": "10%"}}], id="rules with a throttle"),
+        pytest.param([{"name": "ok", "limit": "9 per day", "count": {"status": [401]}}], id="rules that settle"),
+    ],
+)
+def test_what_a_shadow_rule_would_have_denied_is_recorded_with_its_client(ask, rules, records, caplog):
+    rule = {"name": "items", "match": {"path": "/items/{id}"}, "limit": "1 per minute", "algorithm": "fixed_window"}
+    engine = limiter(rules=[{**rule, "shadow": True}, *rules])
+    assert [ask(engine, "/items/7", method="POST").status for _ in range(2)] == [200, 200]
+    (found,) = records()
+    assert found.pop("retry_after") == pytest.approx(40)
+    assert found == {
+        "rule": "items",
+        "reason": "limited",
+        "limit": 1,
+        "identity": "ip=203.0.113.7",
+        "method": "POST",
+        "route": "/items/{id}",
+        "omitted": 0,
+        "shadow": True,
+    }
+    text = "would have been denied (limited) by rule items, client ip=203.0.113.7, retry after 40 s"
+    assert caplog.messages[-1] == text
+    assert engine.shadow_denials == {"items": 1}
+
+
+def test_the_switch_at_shadow_records_what_the_rules_would_have_denied(records, monkeypatch):
+    monkeypatch.setenv("RATELIMIT_MW", "shadow")
+    engine = limiter("0 per minute")
+    assert [engine.check({"ip": f"192.0.2.{number}"}).allowed for number in range(12)] == [True] * 12
+    assert [found["shadow"] for found in records()] == [True] * 10
+
+
+def test_a_denial_and_what_a_shadow_rule_would_have_denied_are_two_records(records):
+    engine = limiter(
+        rules=[{"name": "s", "limit": "0 per minute", "shadow": True}, {"name": "a", "limit": "0 per day"}]
+    )
+    assert not engine.check({"ip": "192.0.2.1"}).allowed
+    assert [(found["rule"], found["shadow"]) for found in records()] == [("s", True), ("a", False)]
 
 
 def test_a_disabled_logger_gets_no_record_and_counts_none(caplog):
@@ -122,7 +167,7 @@ def test_a_disabled_logger_gets_no_record_and_counts_none(caplog):
 def test_a_blocked_client_is_recorded_without_a_rule(records):
     engine = limiter(overrides=[{"client": {"ip": "192.0.2.9"}, "block": True}])
     assert engine.check({"ip": "192.0.2.9"}).reason == "blocked"
-    assert records() == [dict.fromkeys(FIELDS) | {"reason": "blocked", "omitted": 0}]
+    assert records() == [dict.fromkeys(FIELDS) | {"reason": "blocked", "omitted": 0, "shadow": False}]
 
 
 @EACH_SHELL

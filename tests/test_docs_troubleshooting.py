@@ -75,7 +75,7 @@ def test_two_middlewares_and_a_shadow_denial_are_logged_as_the_page_says(caplog)
     app = RateLimitMiddleware(RateLimitMiddleware(hello, config=rules), config=rules)
     assert [get(app) for _ in range(3)] == [200] * 3
     assert "two middlewares around one app have the domain" in caplog.text
-    assert "shadow rule s would have denied a request" in caplog.text
+    assert "would have been denied (limited) by rule s, client ip=" in caplog.text
 
 
 def test_a_shadow_rule_adds_no_headers():

@@ -207,9 +207,8 @@ def test_a_sent_limit_needs_no_descriptors(clock, check):
     assert [check(limiter, sent).allowed for _ in range(2)] == [True, False]
 
 
-def test_the_names_of_sent_limits_are_counted_up_to_a_bound_and_the_others_together(engine, check, caplog):
+def test_the_names_of_sent_limits_are_counted_up_to_a_bound_and_the_others_together(engine, check):
     limiter = engine({"shadow": True})
-    caplog.set_level("INFO", "ratelimit_mw")
     for number in range(1_010):
         check(limiter, EntryList([(f"k{number}", "x")], limit=(0, "hour")))
     check(limiter, EntryList([("k" * 101, "x")], limit=(0, "hour")))
@@ -218,7 +217,6 @@ def test_the_names_of_sent_limits_are_counted_up_to_a_bound_and_the_others_toget
     assert len(limiter.shadow_denials) == 1_002
     counted = [limiter.shadow_denials[name] for name in ("k0", "k999", "none", "(others)")]
     assert counted == [2, 1, 1, 11]
-    assert [line.split()[2] for line in caplog.messages if "would have denied" in line] == ["k0", "none"]
 
 
 def test_denials_of_sent_limits_are_ten_records_a_minute_together(engine, check, caplog, clock):

@@ -19,8 +19,7 @@ class Slow(str):
         return super().__hash__()
 
 
-def test_threads_count_each_of_their_denials_and_say_so_once(caplog):
-    caplog.set_level("INFO")
+def test_threads_count_each_of_their_denials():
     shadows, start = Shadows(), threading.Barrier(8)
     ask = Ask("k", Quota("fixed_window", 1, 1), 1, True)
     verdict = Verdict([Charge(Rule(Slow("r"), shadow=True), ask)], Reply(5, [Outcome(False, 0, 1, 1)]))
@@ -33,4 +32,3 @@ def test_threads_count_each_of_their_denials_and_say_so_once(caplog):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(count, range(8)))
     assert shadows.denials == {"r": 1600}
-    assert caplog.messages == ["shadow rule r would have denied a request (1 so far)"]

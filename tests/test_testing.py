@@ -4,6 +4,7 @@ The fixtures of the plugin are tested by the suite on docs/testing.md.
 """
 
 import asyncio
+from collections import Counter
 
 import pytest
 from fastapi import FastAPI
@@ -120,7 +121,7 @@ def test_what_is_logged_and_counted_of_denials_begins_again(caplog):
     config = {"domain": "shop", "rules": [{"name": "a", **never}, shadow]}
     with RateLimiter(config, storage="memory://", clock=ManualClock(START)) as limiter:
         first = denied_and_reported(limiter, caplog)
-        assert first[0] == ["a"] * 10
+        assert Counter(first[0]) == {"a": 10, "dark": 10}
         assert (first[2], first[3]) == ({"dark": 20}, {"dark": 1})
         assert denied_and_reported(limiter, caplog)[0] == []
         limiter.shed["low"] += 1

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -108,7 +109,14 @@ def engine(store, pool):
             config = {"domain": "d", "rules": [{**QUEUE, **rule}, *rules]}
             limiter = stack.enter_context(RateLimiter(config, storage=store))
             request_from = limiter.rules.attributes.request_from
-            limiter.turn = lambda ip: pool.submit(limiter.engine.decide_in_turn, request_from({"ip": ip}))
+
+            def turn(ip):
+                verdict = limiter.engine.decide_in_turn(request := request_from({"ip": ip}))
+                if not verdict.simple:
+                    limiter.engine.report(verdict, limiter.rules, request)
+                return verdict
+
+            limiter.turn = partial(pool.submit, turn)
             return limiter
 
         yield made

@@ -203,8 +203,9 @@ class LimitedBlock:
             await asyncio.shield(self._engine.settlement.settle_soon(account, moves))
 
     def _begun(self, verdict: Verdict, rules: Rules) -> Decision:
-        if not verdict.allowed:
+        if not verdict.simple:
             self._engine.report(verdict, rules, self._given)
+        if not verdict.allowed:
             raise LimitExceeded(verdict.decision)
         self._running.append(self._engine.settlement.account(verdict))
         return verdict.decision

@@ -1,4 +1,7 @@
-"""The log of denials: one record for each denied request, at most ten in a minute for each rule (`observe`)."""
+"""The log of denials: one record for each denied request, at most ten in a minute for each rule (`observe`).
+
+A request that a shadow rule would have denied has a record, too, with `shadow=True`.
+"""
 
 import logging
 import time
@@ -34,18 +37,29 @@ class DenialLog:
         self.lines = LineLimit()
         """How many records there may be, by the label of a rule, or by a reason without a rule."""
 
-    def write(self, verdict: Verdict, rules: Rules, given: Request | Arguments, reason: str) -> None:
+    def write(
+        self,
+        verdict: Verdict,
+        place: int,
+        reason: str,
+        rules: Rules,
+        given: Request | Arguments,
+        *,
+        shadow: bool = False,
+    ) -> None:
         """Write one record about a denied request, unless there were too many in this minute.
 
         It never raises: a handler of the app that fails is logged once, and the request is still answered.
 
         Args:
-            verdict: the verdict that denies the request.
+            verdict: the verdict on the request.
+            place: the index of the counter that denies it; -1 if no counter does.
+            reason: why it is denied.
             rules: the rules that decided.
             given: the request, or the attributes of `check()`.
-            reason: why it is denied.
+            shadow: the request was not denied: a shadow rule would have done it.
         """
-        charge = verdict.charges[verdict.binding] if verdict.binding >= 0 else None
+        charge = verdict.charges[place] if place >= 0 else None
         observe = rules.observe
         subject = reason if charge is None else charge[0].label
         now = verdict.now or self._now()  # the time of the decision takes no further call
@@ -54,8 +68,7 @@ class DenialLog:
             return
         key = charge.ask.key if charge is not None else ""
         request = rules.attributes.request_of(given)
-        outcome = verdict.outcome
-        wait = (verdict.wait or NEVER) if outcome is None else outcome.retry_after
+        wait = (verdict.wait or NEVER) if charge is None else verdict.outcomes[place].retry_after
         name = charge.rule.name if charge is not None else None
         retry_after = None if wait == NEVER else wait / SECOND
         identity = key[key.index("{") + 1 : -1] if key and observe.identity != "none" else None
@@ -64,7 +77,8 @@ class DenialLog:
         route = _route(rules, name, request)
         try:
             DENIALS.info(
-                "denied (%s)%s%s%s%s",
+                "%s (%s)%s%s%s%s",
+                "would have been denied" if shadow else "denied",
                 reason,
                 f" by rule {name}" if name is not None else "",
                 f", client {identity}" if identity is not None else "",
@@ -73,12 +87,13 @@ class DenialLog:
                 extra={
                     "rule": name,
                     "reason": reason,
-                    "limit": verdict.limit,
+                    "limit": None if charge is None else charge.ask.quota.shown_size,
                     "retry_after": retry_after,
                     "identity": identity,
                     "method": request.method or None,
                     "route": route,
                     "omitted": omitted,
+                    "shadow": shadow,
                 },
             )
         except Exception as error:  # noqa: BLE001 - a handler of the app may raise anything

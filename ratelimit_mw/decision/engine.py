@@ -68,9 +68,10 @@ class Engine:
         self._waiting = Waiting()
         self.shadows = Shadows()
         self._denials = DenialLog(clock)
-        self.on_denial: Callable[[Verdict, str], None] | None = None
-        """Is called with each denial and its reason, on the path of the request. None if no code needs it."""
-        self.planner = Planner(storage, self.shadows, clock)
+        self.on_denial: Callable[[Verdict, int, str, bool], None] | None = None
+        """Is called with each denial on the path of the request: the verdict, the index of the counter that denies (-1
+        for none), the reason, and whether a shadow rule would have denied it. None if no code needs it."""
+        self.planner = Planner(storage, self._would_shed, clock)
         self.settlement = Settlement(storage)
         self.tally = storage.tally
         self.tally.shed = self.planner.shedder.counts
@@ -138,17 +139,18 @@ class Engine:
         plan = self.planner.admit(rules, request, cost, rule, commit=commit)
         return await self.aexecute(plan, rules, commit=commit)
 
-    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True, again: bool = False) -> Verdict:
+    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """Carry out a plan that was made by `rules`, and block until the store has answered.
+
+        The caller passes a verdict that is not `simple` to `report`.
 
         Args:
             plan: the plan of one request.
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
-            again: the request was decided before, so its shadow denials are already counted.
         """
         if plan.take is None or not commit:
-            return drive(self.storage.store, self._steps(plan, rules, commit, again))
+            return drive(self.storage.store, self._steps(plan, rules, commit))
         started = perf_counter() if self.tally.due() else 0.0
         try:
             reply = plan.take()
@@ -156,7 +158,7 @@ class Engine:
             return self.without_store(plan.charges, commit, started)
         if plan.plain and not started and (verdict := self._admitted(plan, reply)) is not None:
             return verdict
-        return self._counted(plan, Verdict(plan.charges, reply), started, again, certain=reply[2] is not None)
+        return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply[2] is not None)
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
@@ -198,7 +200,7 @@ class Engine:
         verdict.charges, verdict.now, verdict.outcomes, verdict.binding = plan.charges, now, outcomes, binding
         return verdict
 
-    def _steps(self, plan: Plan, rules: Rules, commit: bool, again: bool = False) -> Steps[Verdict]:
+    def _steps(self, plan: Plan, rules: Rules, commit: bool) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""
         if rules.settling and self._clock:
             yield _Renewal(self.storage)  # the renewing thread cannot follow a clock that is moved by hand
@@ -211,27 +213,26 @@ class Engine:
             return self.without_store(plan.charges, commit, started)
         verdict = Verdict(plan.charges, reply)
         if commit:
-            self._counted(plan, verdict, started, again, certain=reply.only is not None)
+            self._counted(plan, verdict, started, certain=reply.only is not None)
             if verdict.shadowed and verdict.owed:
                 with suppress(StoreUnavailable):  # what cannot be returned stays charged
                     yield verdict.owed, Intent(charged_at=reply.now)
         return verdict
 
-    def _counted(self, plan: Plan, verdict: Verdict, started: float, again: bool = False, *, certain: bool) -> Verdict:
+    def _counted(self, plan: Plan, verdict: Verdict, started: float, *, certain: bool) -> Verdict:
         """Count a verdict, and return it. Denied requests are counted by `report`.
 
         Args:
             plan: the plan.
             verdict: the verdict on it.
             started: when the store was asked, if that is measured; otherwise 0.
-            again: its shadow denials are already counted.
             certain: the denial was certain without asking the store.
         """
         if verdict.simple:
             passes = plan.passes or self._passes(plan)
             passes.number += 1
-        elif verdict.shadowed or verdict.allowed or certain:
-            self._count(plan, verdict, again, certain=certain)
+        elif verdict.allowed or certain:
+            self._count(plan, verdict, certain=certain)
         if started:
             self._measure(verdict, started, answered=not certain)
         return verdict
@@ -251,14 +252,13 @@ class Engine:
         plan.passes = self.tally.passes.get(labels)
         return plan.passes or self.tally.passes_of(labels, charges)
 
-    def _count(self, plan: Plan, verdict: Verdict, again: bool, *, certain: bool) -> None:
+    def _count(self, plan: Plan, verdict: Verdict, *, certain: bool) -> None:
         """Count a request that its counters did not simply allow. See `_counted` for the arguments."""
-        denied = verdict.shadowed and (again or self.shadows.count(verdict))
         if certain:
             self.tally.local_denials += 1
         if not verdict.allowed:
             return
-        if denied or verdict.delay or verdict.over:
+        if verdict.delay or verdict.over or not all(outcome.allowed for outcome in verdict.outcomes):
             self.tally.passed(verdict.charges, verdict.outcomes, verdict.over, verdict.delay)
         else:
             self._passes(plan).number += 1
@@ -303,7 +303,7 @@ class Engine:
         waiting, place = self._waiting, WaitingPlace()
         try:
             if waiting.enter(place, most):
-                verdict = self.execute(plan, rules, again=True)
+                verdict = self.execute(plan, rules)
                 if verdict.delay:
                     self.settlement.account(verdict)  # keeps the concurrent places of the request while it waits
                     time.sleep(verdict.delay / SECOND)
@@ -314,20 +314,25 @@ class Engine:
     def _conclude(self, charges: Sequence[Charge], reply: Reply) -> Verdict:
         """The verdict by the reply of the local store, which has charged the request."""
         verdict = Verdict(charges, reply)
-        if verdict.shadowed:
-            self.shadows.count(verdict)
         if verdict.allowed:
             self.tally.passed(charges, verdict.outcomes, verdict.over, verdict.delay)
         return verdict
 
     def report(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
-        """Count a denial, and log it. All code that denies a request calls it once.
+        """Count a denial and log it, and also the denials that shadow rules would have made.
+
+        All code that decides on a request calls it once, unless the verdict is `simple`.
 
         Args:
-            verdict: the verdict that denies the request.
+            verdict: the verdict.
             rules: the rules that decided.
             given: the request, or the attributes of `check()`.
         """
+        if verdict.shadowed:
+            for place in self.shadows.count(verdict):
+                self._told(verdict, place, verdict.outcomes[place].reason, rules, given, shadow=True)
+        if verdict.allowed:
+            return
         tally, charges, place = self.tally, verdict.charges, verdict.binding
         rule = charges[place][0] if place >= 0 else None
         passes = tally.passes.get(rule.label) if rule is not None and len(charges) == 1 else None
@@ -340,10 +345,28 @@ class Engine:
             cell.counts[DENIED] += 1
             reason = verdict.outcomes[0].reason
             cell.reasons[reason] += 1
+        self._told(verdict, place, reason, rules, given)
+
+    def _told(
+        self,
+        verdict: Verdict,
+        place: int,
+        reason: str,
+        rules: Rules,
+        given: Request | Arguments,
+        *,
+        shadow: bool = False,
+    ) -> None:
+        """Pass on a denial by the counter with the index `place`."""
         if self.on_denial is not None:
-            self.on_denial(verdict, reason)
+            self.on_denial(verdict, place, reason, shadow)
         if DENIALS.isEnabledFor(logging.INFO):
-            self._denials.write(verdict, rules, given, reason)
+            self._denials.write(verdict, place, reason, rules, given, shadow=shadow)
+
+    def _would_shed(self, verdict: Verdict, rule: str, rules: Rules, request: Request) -> None:
+        """Count and log a request that a shadow rule would have shed."""
+        self.shadows.add(rule)
+        self._told(verdict, -1, "shed", rules, request, shadow=True)
 
     def forget_reports(self) -> None:
         """Log and count denials, bans and shed requests as if there were none before. For tests."""

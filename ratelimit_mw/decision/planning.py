@@ -10,8 +10,8 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.names import UsedNames
-from ratelimit_mw.decision.shedding import Shedder
-from ratelimit_mw.decision.storage import Shadows, Storage
+from ratelimit_mw.decision.shedding import Shedder, WouldShed
+from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.http_request import Told
 from ratelimit_mw.identity.request import Arguments, Request
@@ -89,15 +89,15 @@ class Planner:
 
     Args:
         storage: has the store, which is asked in one step if possible.
-        shadows: counts the requests that shadow rules would have shed.
+        would_shed: see `Shedder`.
         clock: the user's clock, or None for the system's.
     """
 
-    def __init__(self, storage: Storage, shadows: Shadows, clock: Clock | None) -> None:
+    def __init__(self, storage: Storage, would_shed: WouldShed, clock: Clock | None) -> None:
         self._storage = storage
         self._clock = clock
         self.switch = KillSwitch(clock)
-        self.shedder = Shedder(self.meter, self.switch, shadows)
+        self.shedder = Shedder(self.meter, self.switch, would_shed)
         self._meter: Meter | None = None
         self._logged: set[str] = set()
         self.names = UsedNames()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ratelimit_mw.config.words.load import PRIORITIES
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter, retry_after_shed, share_shed, turn
-from ratelimit_mw.decision.storage import Shadows
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.logs import LineLimit
@@ -50,6 +49,10 @@ class Standing(NamedTuple):
         return f"priority {self.priority}, {by}; {at}, {shed} of these are shed"
 
 
+WouldShed = Callable[[Verdict, str, Rules, Request], None]
+"""Gets the verdict that would deny the request, the name of the rule, the rules and the request."""
+
+
 class Shedder:
     """Decides which requests are shed. Threads may share it.
 
@@ -59,16 +62,16 @@ class Shedder:
     Args:
         meter: returns the meter of the load for these rules.
         switch: the kill switch. Unless it is `on`, no request is shed.
-        shadows: counts the requests that shadow rules would have shed.
+        would_shed: is called for each request that a shadow rule would have shed.
     """
 
     _lock = lazy(lock)
 
-    def __init__(self, meter: Callable[[Rules], Meter], switch: KillSwitch, shadows: Shadows) -> None:
+    def __init__(self, meter: Callable[[Rules], Meter], switch: KillSwitch, would_shed: WouldShed) -> None:
         self.counts: Counter[str] = Counter()
         self._meter = meter
         self._switch = switch
-        self._shadows = shadows
+        self._would_shed = would_shed
         self._asked: Counter[Priority] = Counter()
         self._lines = LineLimit()
 
@@ -102,7 +105,7 @@ class Shedder:
         enforced = [charge for charge in charges if not charge.ask.shadow]
         found = self._drawn(rules, enforced, commit=commit) if enforced else None
         if commit and len(enforced) < len(charges) and (found is None or found.wait is None):
-            self._count_shadow(rules, charges, found)
+            self._count_shadow(rules, charges, found, request)
         return found
 
     def _drawn(self, rules: Rules, charges: Sequence[Charge], *, commit: bool) -> Standing:
@@ -118,12 +121,12 @@ class Shedder:
         drawn = turn(number)
         return Standing(priority, rule, pressure, share, retry_after_shed(drawn, share) if drawn < share else None)
 
-    def _count_shadow(self, rules: Rules, charges: Sequence[Charge], found: Standing | None) -> None:
+    def _count_shadow(self, rules: Rules, charges: Sequence[Charge], found: Standing | None, request: Request) -> None:
         """Count the request for a shadow rule if it would be shed with that rule enforced."""
         if found is None or _highest(charges)[0] != found.priority:
             would = self._drawn(rules, charges, commit=True)
-            if would.wait is not None and would.rule:
-                self._shadows.add(would.rule, time.time_ns() // 1_000)
+            if would.denial is not None and would.rule:
+                self._would_shed(would.denial, would.rule, rules, request)
 
     def reset(self) -> None:
         """Count and log the next requests that are shed as if there were none before."""

@@ -2,7 +2,7 @@
 
 * `Storage` opens, wraps and closes the stores.
 * `InFlight` renews the concurrent places of requests in flight.
-* `BanLog` logs bans, and `Shadows` counts and logs the denials of shadow rules.
+* `BanLog` logs bans, and `Shadows` counts the denials of shadow rules.
 """
 
 import logging
@@ -254,56 +254,45 @@ _LONGEST_SENT = 100
 
 
 class Shadows:
-    """Counts and logs the denials that shadow rules would have made. `denials` counts them by the name of the rule.
+    """Counts the denials that shadow rules would have made. `denials` counts them by the name of the rule.
 
-    Clients choose the names of limits that requests bring along. So only the first names are counted apart, and all
-    these limits share one log line a minute.
+    Clients choose the names of limits that requests bring along. So only the first of these names are counted apart.
     """
 
     _counting = lazy(lock)
 
     def __init__(self) -> None:
         self.denials: Counter[str] = Counter()
-        self._lines = LineLimit()
         self._sent: set[str] = set()
 
-    def count(self, verdict: Verdict) -> bool:
+    def count(self, verdict: Verdict) -> list[int]:
         """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`).
 
         Returns:
-            True if a counter denies.
+            The indices of their counters.
         """
-        denied = False
-        for (rule, ask), outcome in zip(verdict.charges, verdict.outcomes, strict=True):
-            if not outcome.allowed:
-                denied = True
-                if ask.shadow and not rule.quota_group:
-                    self.add(rule.name, verdict.now, sent=rule.sent)
-        return denied
+        found = []
+        for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
+            if not outcome.allowed and ask.shadow and not rule.quota_group:
+                self.add(rule.name, sent=rule.sent)
+                found.append(place)
+        return found
 
-    def add(self, rule: str, now: int, *, sent: bool = False) -> None:
+    def add(self, rule: str, *, sent: bool = False) -> None:
         """Count one denial that a rule would have made.
 
         Args:
             rule: the name of the rule.
-            now: the time in microseconds.
             sent: whether a request has brought the limit along.
         """
         with self._counting:
-            if sent:
-                rule = self._counted_as(rule)
-            self.denials[rule] += 1
-            so_far = self.denials[rule]
-            omitted = self._lines.omitted(_OTHERS if sent else rule, 1, now)
-        if omitted is not None:
-            _log.info("shadow rule %s would have denied a request (%d so far)", rule, so_far)
+            self.denials[self._counted_as(rule) if sent else rule] += 1
 
     def reset(self) -> None:
-        """Count and log the next denials as if there were none before."""
+        """Count the next denials as if there were none before."""
         with self._counting:
             self.denials.clear()
             self._sent.clear()
-        self._lines.reset()
 
     def _counted_as(self, name: str) -> str:
         if name not in self._sent:

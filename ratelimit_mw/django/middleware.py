@@ -123,8 +123,9 @@ class RateLimitMiddleware:
             verdict = yield _Step(*decide, asked)
             request.ratelimit = handle = DjangoHandle(verdict, self._limiter, asked, rules)
             answers = self._answers.of(rules)
-            if not verdict.allowed:
+            if not verdict.simple:
                 engine.report(verdict, rules, asked)
+            if not verdict.allowed:
                 return answer(answers.denial(verdict, asked))
             account = engine.settlement.account(verdict) if rules.settling else None
             if account is not None and not account.settles:

@@ -232,9 +232,9 @@ class ListsRequest:
 
         The rules count for each list, because their attributes are the entries of all lists.
         """
-        if not verdict.allowed:
+        if not verdict.simple:
             self._engine.report(verdict, self.rules, self.request)
-            if not verdict.charges:  # blocked, shed or without a store: no counter denies
+            if not (verdict.allowed or verdict.charges):  # blocked, shed or without a store: no counter denies
                 return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._limits)
         charges, outcomes = self.plan.charges, self._outcomes(verdict)
         hit = self._engine.tally.hit

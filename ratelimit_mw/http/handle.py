@@ -250,7 +250,7 @@ class RequestHandle:
     def _checked(self, verdict: Verdict) -> Decision:
         if verdict.allowed:
             self._by_name += (verdict,)
-        else:
+        if not verdict.simple:
             self._limiter.engine.report(verdict, self._rules, self._request)
         return verdict.decision
 

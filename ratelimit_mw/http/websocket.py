@@ -199,7 +199,9 @@ class Messages:
         plan = self._engine.planner.plan(limiting, self._request)
         charges = plan.charges
         if charges is BLOCKED:
-            return self._denied(verdict_without_counters(plan), charges)
+            refused = verdict_without_counters(plan)
+            self._engine.report(refused, self._rules, self._request)
+            return _denied(refused, charges)
         local = [charge for charge in charges if self._connection in charge.ask.key]
         shared = [charge for charge in charges if self._connection not in charge.ask.key] if local else charges
         verdict = own = self._engine.decide_locally(local) if local else None
@@ -211,14 +213,13 @@ class Messages:
                 settlement.settle(account, account.back(None))
         if verdict is None:
             return _MessageDecision(passes=True)
+        for decided in (verdict,) if own is None or own is verdict else (own, verdict):
+            if not decided.simple:
+                self._engine.report(decided, self._rules, self._request)
         if not verdict.allowed:
-            return self._denied(verdict, charges)
+            return _denied(verdict, charges)
         delay = max(verdict.delay, own.delay if own is not None else 0)
         return _MessageDecision(passes=True, turn=asyncio.get_running_loop().time() + delay / SECOND)
-
-    def _denied(self, verdict: Verdict, charges: Sequence[Charge]) -> _MessageDecision:
-        self._engine.report(verdict, self._rules, self._request)
-        return _denied(verdict, charges)
 
     def _fresh_request(self) -> AsgiRequest:
         """A copy of the request that opened the socket, without the attributes that were read from it.

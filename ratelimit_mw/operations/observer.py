@@ -67,15 +67,16 @@ class DenialTable:
         """Begin again."""
         self.entries = {}
 
-    def add(self, verdict: Verdict, reason: str) -> None:
+    def add(self, verdict: Verdict, place: int, reason: str, shadow: bool) -> None:
         """Count a denial. A denial that no counter decided (blocked, shed, unavailable) has no client, and no entry.
 
         Args:
-            verdict: The verdict that denies the request.
+            verdict: The verdict on the request.
+            place: The index of the counter that denies it. -1 if no counter does.
             reason: Why it is denied.
+            shadow: A shadow rule would have denied the request.
         """
-        place = verdict.binding
-        if place < 0:
+        if place < 0 or shadow:
             return
         key = verdict.charges[place][1][0]  # indices are faster than the names of the fields
         entry = self.entries.get(key)

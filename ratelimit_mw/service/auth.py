@@ -112,13 +112,14 @@ class Auth:
             verdict = await self._engine.adecide(request, rules=rules)
         else:
             verdict = self._engine.execute(self._engine.planner.plan(rules, request), rules)
+        if not verdict.simple:
+            self._engine.report(verdict, rules, request)
         answers = self._answers_of(parameters.domain, rules)
         if verdict.allowed:
             headers = answers.add_headers((), verdict) if answers.rated else []
             await send({"type": "http.response.start", "status": 200, "headers": [*headers, _NO_CONTENT]})
             await send(_EMPTY_BODY)
             return
-        self._engine.report(verdict, rules, request)
         denial = answers.denial(verdict, request)
         await _send_denial(denial, parameters.denied or denial.status, send)
 

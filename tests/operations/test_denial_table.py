@@ -148,7 +148,7 @@ def test_a_full_table_keeps_the_half_with_the_most_denials(clock):
 
 def test_a_denial_without_a_counter_is_no_entry():
     table = DenialTable()
-    table.add(Verdict((), None, denied="shed"), "shed")
+    table.add(Verdict((), None, denied="shed"), -1, "shed", shadow=False)
     assert table.entries == {}
 
 
