@@ -79,6 +79,9 @@ def replay(
         str | None,
         typer.Option(metavar="PERCENT", help="Exit with 1 if more than this share of requests is denied, such as 1%."),
     ] = None,
+    count_shadow: Annotated[
+        bool, typer.Option("--count-shadow", help="For --fail-above, count what shadow rules would deny, too.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run an access log through the rules: who would have been limited, when, and by which rule.
@@ -111,6 +114,8 @@ def replay(
             on_progress=on_progress,
         )
         result = replayed(options)
+    if result.unaddressed and not lenient:
+        fail(printable(result.unaddressed), Exit.PROBLEMS)
     if as_json:
         say_json(as_mapping(result, by=by, most=most, rule=rule))
     else:
@@ -120,7 +125,7 @@ def replay(
 
         with _writing(html):
             html.write_text(page(result, logs, most=most, rule=rule), "utf-8")
-    _conclude(result, limit, rule, lenient=lenient)
+    _conclude(result, limit, rule, lenient=lenient, count_shadow=count_shadow)
 
 
 def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequence[str | None]]) -> None:
@@ -135,16 +140,18 @@ def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequ
             taken.append((path, f"the file of {option}"))
 
 
-def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool) -> None:
+def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool, count_shadow: bool) -> None:
     """End the command with an exit code other than 0 if the result cannot be used, or if too much is denied."""
     require_readable(result.unreadable, result.lines, lenient=lenient)
     if not result.outcome.requests:
         fail("there is no request to replay", Exit.PROBLEMS)
     if result.unasked:
         fail("no rule was asked, so the result says nothing", Exit.PROBLEMS)
-    denied = result.outcome.denied
+    outcome = result.outcome
+    denied = outcome.denied + outcome.shadow_denied * count_shadow
     if rule is not None:
-        denied = sum(each.denied for each in result.outcome.rules.values() if each.name == rule and not each.shadow)
+        rules = [each for each in outcome.rules.values() if each.name == rule]
+        denied = sum(each.denied for each in rules if count_shadow or not each.shadow)
     if limit is not None and denied > limit * result.outcome.requests:
         share = 100 * denied / result.outcome.requests
         fail(f"{share:.4g} % of the requests would be denied, more than {100 * limit:g} %", Exit.PROBLEMS)

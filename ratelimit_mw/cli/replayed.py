@@ -185,6 +185,8 @@ def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[
         "requests": outcome.requests,
         "denied": outcome.denied,
         "clients_denied": len(outcome.limited),
+        "shadow_denied": outcome.shadow_denied,
+        "clients_shadow_denied": len(outcome.shadowed),
         "exact": not outcome.clients.full,
         "reasons": dict(sorted(outcome.reasons.items())),
         "rules": [_rule_as_mapping(each, UNITS[by]) for each in _shown(result, rule)],

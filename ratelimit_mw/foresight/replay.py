@@ -9,12 +9,15 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import near
 from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, check_fields
 from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
-from ratelimit_mw.foresight.requests import Reading, Requests, answerable, find_gaps, needs_filter, readings_of
-from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result
+from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
+from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
 from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
+
+_MOST_UNADDRESSED = 0.1
+"""The share of requests without a readable address above which a result says little."""
 
 _REPORTED = 10_000
 """The lines between two reports of the progress."""
@@ -144,14 +147,29 @@ class _Run:
 
     def _conclude(self, result: Result) -> None:
         """Add to a result what could not be replayed, and the what-if curves."""
+        rules = self.simulations[0].rules
+        if all(part.attributes.client_address.header is None for part in rules.parts):
+            result.gaps += [Gap("", log.proxied) for log in self._logs if log.proxied]
+        result.unaddressed = self._unaddressed(result.outcome)
         asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
-        result.gaps = find_gaps(self.simulations[0].rules, self._has, self.readings[0], self.seen.__contains__, asked)
+        result.gaps += find_gaps(rules, self._has, self.readings[0], self.seen.__contains__, asked)
         if self.collection is None:
             result.without_curve = [NEEDS_NUMPY]
         else:
             from ratelimit_mw.foresight.what_if.curves import find_curves  # imported late: it needs numpy
 
             result.curves, result.without_curve = find_curves(self.collection, result.outcome.rules)
+
+    def _unaddressed(self, outcome: RulesOutcome) -> str:
+        """Return a sentence if too many requests have no readable address where rules count by it."""
+        if outcome.without_address <= _MOST_UNADDRESSED * outcome.requests:
+            return ""
+        places = {f"{form.place('ip')} of {form.name}": None for form in self._formats if form.has("ip")}
+        return (
+            f"{outcome.without_address:,} of {outcome.requests:,} requests have no readable address in "
+            f"{', '.join(places)}, such as {outcome.stranger!r:.80}: they count as one client. `--field ip=…` says "
+            "where the address is"
+        )
 
     def _has(self, name: str) -> bool:
         """Return True if a log has a field."""

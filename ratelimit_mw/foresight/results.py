@@ -262,19 +262,25 @@ class RulesOutcome:
     Attributes:
         requests: The requests that were replayed.
         denied: The requests that were denied.
+        shadow_denied: The requests that were allowed, and that a shadow rule would have denied.
+        without_address: The requests without a readable address that a rule counts by their address.
+        stranger: What the first of them has in place of an address.
         reasons: How many requests were denied for each reason.
         rules: What each rule did, by its place in the order of the files. (Several limits may have one name.)
         clients: The denials of each rule and client, by the place of the rule and the identity of the client.
         limited: The denied requests of each client, whichever rule denied them, by its identity.
+        shadowed: The same for the requests that a shadow rule would have denied.
         names: The names of the clients in `clients`.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.requests = self.denied = 0
+        self.requests = self.denied = self.shadow_denied = self.without_address = 0
+        self.stranger = ""
         self.reasons: Counter[str] = Counter()
         self.rules = {place: RuleResult(rule) for place, rule in enumerate(rules)}
         self.clients: Heaviest[tuple[int, str]] = Heaviest()
         self.limited: Heaviest[str] = Heaviest()
+        self.shadowed: Heaviest[str] = Heaviest()
         self.names: dict[tuple[int, str], str] = {}
 
     def most_limited(self, number: int, rule: str | None = None) -> list[DeniedClient]:
@@ -340,6 +346,7 @@ class Result:
         difference: How both differ. None without rules to compare with.
         curves: What other limits would deny, one curve for each limit of a rule, in the order of the file.
         without_curve: Why there is no curve, or why rules have none: sentences.
+        unaddressed: Why the result says little, as a sentence: too many requests have no readable address. "" if not.
     """
 
     formats: list[str]
@@ -357,6 +364,7 @@ class Result:
     difference: Difference | None = None
     curves: list[Curve] = field(default_factory=list)
     without_curve: list[str] = field(default_factory=list)
+    unaddressed: str = ""
 
     @property
     def lines(self) -> int:

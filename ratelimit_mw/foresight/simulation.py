@@ -23,6 +23,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.requests import Requests
 from ratelimit_mw.foresight.results import DeniedRequest, RuleResult, RulesOutcome
 from ratelimit_mw.foresight.wording import namer
+from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge
 from ratelimit_mw.reload.watcher import Retriever
@@ -40,8 +41,8 @@ _MOST_PLANS = 1 << 15
 _LONGEST = 1000
 """The most characters of a path whose plan is kept. Clients may write much longer ones, all of them different."""
 
-Planned = tuple[Plan, Sequence[RuleResult]]
-"""The plan of a request, and the results of the rules that it asks."""
+Planned = tuple[Plan, Sequence[RuleResult], bool]
+"""The plan of a request, the results of the rules that it asks, and if one counts by an address that is unknown."""
 
 _Key = tuple[str, str, str, tuple[str | None, ...]]
 """The address, the method, the path and the further values of a line. The path is "" if no plan depends on it."""
@@ -206,16 +207,19 @@ class Decider:
         _, ip, method, target, _, _, extra = entry
         plans = self._plans
         if plans is None:
-            plan, results = self._planned(self._requests.make(entry))
+            plan, results, unaddressed = self._planned(self._requests.make(entry))
         else:
             key = (ip, method, target.partition("?")[0] if self._by_path else "", extra)
-            plan, results = plans.get(key) or self._remembered(key, entry)
+            plan, results, unaddressed = plans.get(key) or self._remembered(key, entry)
         verdict = self._simulation.decide(entry, plan)
         if self.on_verdict is not None:
             self.on_verdict(entry, plan.charges, verdict)
         self.outcome.requests += 1
         for result in results:
             result.asked += 1
+        if unaddressed:
+            self.outcome.without_address += 1
+            self.outcome.stranger = self.outcome.stranger or ip
         if (
             not verdict.allowed
             or verdict.over
@@ -249,7 +253,7 @@ class Decider:
             if rule is not last:  # the counters of one rule follow each other
                 last = rule
                 results.append(self._results[id(rule)])
-        return plan, results
+        return plan, results, any(UNKNOWN_ADDRESS in ask.key for ask in plan.asks)
 
     def _remembered(self, key: _Key, entry: LogEntry) -> Planned:
         """Return the plan of a request, and keep it for similar requests if it depends on nothing else."""
@@ -281,6 +285,9 @@ class Decider:
                 result.over += place in verdict.over
                 result.delayed += bool(decided.delay)
             elif (not rule.quota_group or not verdict.allowed) and id(rule) not in counted:
+                if verdict.allowed and not counted:
+                    self.outcome.shadow_denied += 1
+                    self.outcome.shadowed.add(identity_of(charge.ask.key), entry.at)
                 counted.add(id(rule))
                 self._deny(entry, verdict, charge, decided.retry_after)
         if verdict.reason == "blocked" and self.on_denial is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-from ratelimit_mw.foresight.results import Result
+from ratelimit_mw.foresight.results import Heaviest, Result
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.identity.sources import SOURCES
 from ratelimit_mw.model import SECOND
@@ -77,13 +77,21 @@ def utc(at: int, *, exact: bool = False) -> str:
 
 
 def sentence(result: Result) -> str:
-    """Return the result in one sentence."""
+    """Return the result in one sentence, and what shadow rules would deny in a second one."""
     outcome = result.outcome
-    clients = spelled(len(outcome.limited), at_least=outcome.limited.full)
-    text = f"{outcome.denied:,} of {outcome.requests:,} requests would have been denied"
-    if outcome.denied:
-        text += f", of {clients} client{'s' * (len(outcome.limited) != 1)}"
+    shadows = [rule.shadow for rule in outcome.rules.values()]
+    text = f"{outcome.denied:,} of {outcome.requests:,} requests would have been denied{_of(outcome.limited)}"
+    if any(shadows):
+        alone = ": all rules are in shadow" if all(shadows) else ""
+        more = "" if all(shadows) else " more"
+        requests = f"{outcome.shadow_denied:,}{more} request{'s' * (outcome.shadow_denied != 1)}"
+        text += f"{alone}. The shadow rules would deny {requests}{_of(outcome.shadowed)}"
     return text + "."
+
+
+def _of(clients: Heaviest[str]) -> str:
+    number = spelled(len(clients), at_least=clients.full)
+    return f", of {number} client{'s' * (len(clients) != 1)}" if len(clients) else ""
 
 
 def spelled(number: int, *, at_least: bool = False) -> str:
@@ -108,6 +116,8 @@ def notes(result: Result) -> list[str]:
         found.append(f"{result.late:,} lines were out of order by more than --disorder, and were replayed late.")
     if result.without_request:
         found.append(f"{result.without_request:,} lines have no request, for example after a failed TLS handshake.")
+    if result.unaddressed:
+        found.append(f"{result.unaddressed}.")
     if result.unreadable:
         found.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read{':' if result.shown else '.'}")
         found += [f"  {printable(line)}" for line in result.shown]

@@ -38,7 +38,7 @@ def test_the_result_begins_with_a_sentence_and_has_a_row_for_each_rule(replay):
         "access.log: main",
         "2026-03-01 12:00:00 to 2026-03-01 12:00:04 UTC",
         "",
-        "3 of 5 requests would have been denied, of 1 client.",
+        "3 of 5 requests would have been denied, of 1 client. The shadow rules would deny 1 more request, of 1 client.",
         "",
         "rule        requests  denied    share  clients  worst minute           denials over time",
         "everything         5       3  60.00 %        1  3 at 2026-03-01 12:00  █",
@@ -127,6 +127,50 @@ def test_fail_above_counts_only_the_denials_of_the_named_rule(replay):
     assert replay("access.log", "--rule", "pages", "--fail-above", "0%")[0] == 0
     code, _, err = replay("access.log", "--rule", "everything", "--fail-above", "1%")
     assert (code, err) == (1, "ratelimit-mw: 60 % of the requests would be denied, more than 1 %\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [((), 0), (("--count-shadow",), 1), (("--count-shadow", "--rule", "pages"), 1)]
+)
+def test_what_shadow_rules_would_deny_has_a_sentence_and_counts_for_fail_above_if_asked(replay, words, code):
+    Path("rules.yaml").write_text("domain: shop\nclient: {secret: s}\nrules:\n" + SHADOW)
+    found, out, _ = replay("access.log", "--fail-above", "79%", *words)
+    assert found == code
+    assert (
+        "0 of 5 requests would have been denied: all rules are in shadow. The shadow rules would deny 4 requests, of "
+        "1 client.\n" in out
+    )
+    Path("rules.yaml").write_text("shadow: true\n" + RULES)
+    assert "The shadow rules would deny 3 requests, of 1 client.\n" in replay()[1]
+
+
+def test_a_log_without_readable_addresses_has_no_result(replay):
+    Path("access.log").write_text("".join(line(second, f"host{second}.example.com") for second in range(9)))
+    code, out, err = replay("access.log", "--format", "main")
+    assert (code, out) == (1, "")
+    assert err == (
+        "ratelimit-mw: 9 of 9 requests have no readable address in $remote_addr of main, such as 'host0.example.com': "
+        "they count as one client. `--field ip=…` says where the address is\n"
+    )
+    code, out, _ = replay("access.log", "--format", "main", "--lenient")
+    assert (code, "9 of 9 requests have no readable address" in out) == (0, True)
+    Path("rules.yaml").write_text("domain: d\nrules: [{name: all, by: global, limit: 1 per minute}]\n")
+    assert replay("access.log", "--format", "main")[0] == 0
+
+
+def test_the_address_of_one_proxy_is_named_with_the_flag_that_takes_the_forwarded_one(replay):
+    lines = [line(second, "10.0.0.1", forwarded=f"192.0.2.7, 198.51.100.{second}, 10.0.0.9") for second in range(5)]
+    Path("access.log").write_text("".join(lines))
+    _, out, _ = replay()
+    assert (
+        "all of the first lines have the private address 10.0.0.1, which is that of a proxy. "
+        "`--field ip=http_x_forwarded_for`" in out
+    )
+    _, out, _ = replay("access.log", "--field", "ip=http_x_forwarded_for")
+    assert "0 of 5 requests would have been denied" in out
+    assert "private address" not in out
+    Path("rules.yaml").write_text(RULES.replace("{secret: s}", "{secret: s, trusted_proxies: [10.0.0.0/8]}"))
+    assert "private address" not in replay()[1]
 
 
 def test_a_comparison_names_what_is_newly_denied(replay):

@@ -238,6 +238,13 @@ def test_a_format_is_detected_if_nine_of_ten_lines_are_in_it():
         find_format("auto", [line] * 8 + ["x"] * 2, {})
 
 
+def test_a_format_is_detected_only_if_its_addresses_are_addresses():
+    line = (LOGS / "common.log").read_text().splitlines()[0]
+    with pytest.raises(UnusableLog, match=r"look like 'common', but have 'example.com' in place of an address \(%h\)"):
+        find_format("auto", [f"example.com {line}"], {})
+    assert find_format("auto", [line] * 9 + [line.replace("192.0.2.1", "example.com")], {}).name == "common"
+
+
 def test_an_unknown_place_is_refused_with_the_known_ones():
     line = (LOGS / "combined.log").read_text().splitlines()[0]
     with pytest.raises(UnusableLog, match=r"no 'x'; it has \$remote_addr"):

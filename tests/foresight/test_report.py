@@ -60,8 +60,8 @@ def result(tmp_path):
 def test_the_report_says_what_the_terminal_says(result):
     text = words(page(result, ["logs/access.log"]))
     outcome = result.outcome
-    assert f"{outcome.denied} of {outcome.requests} requests would have been denied, of 4 clients." in text
-    assert "Shadow rules would have denied: ○ users <b> 19 of 20 requests." in text
+    assert f"{outcome.denied} of {outcome.requests} requests would have been denied, of 4 clients. " in text
+    assert "The shadow rules would deny 19 more requests, of 1 client." in text
     assert "access.log" in text
     assert "logs/" not in text
     assert "2026-03-01 12:00:00 to 2026-03-01 12:01:19 UTC" in text

@@ -1,10 +1,12 @@
 """One request as a log tells it, and the names of what a log may tell."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from ratelimit_mw.errors import near
 from ratelimit_mw.foresight.logs.times import KnownTimes, TimeReader, duration
+from ratelimit_mw.identity.address import canonical
 
 
 class LogEntry(NamedTuple):
@@ -136,7 +138,8 @@ class EntryMaker:
         status = text("status") or ""
         code = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0
         extra = tuple([None if (found := text(field)) in ("", "-") else found for field in self._extras])
-        return LogEntry(at, text("ip") or "", *request, code, lasted, extra)
+        ip = text("ip") or ""
+        return LogEntry(at, nearest(ip) if "," in ip else ip, *request, code, lasted, extra)
 
 
 def _request(text: Text) -> tuple[str, str] | None:
@@ -163,6 +166,27 @@ def split_request(line: str) -> tuple[str, str] | None:
     if not method.isalpha() or not method.isascii() or not target or not version.startswith("HTTP/"):
         return None
     return method, target
+
+
+def nearest(addresses: str) -> str:
+    """Return the address of the client in a list to which each proxy appends: the last one that is not private.
+
+    If all are private, it is the first one.
+    """
+    found = [each.strip() for each in addresses.split(",")]
+    return next((each for each in reversed(found) if not is_private(each)), found[0])
+
+
+_PRIVATE = tuple(
+    ip_network(each)
+    for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "fc00::/7", "::1")
+)
+
+
+def is_private(text: str) -> bool:
+    """Return True if a text is an address of a private network, as that of a proxy before the app."""
+    address = canonical(text)
+    return address is not None and any(ip_address(address) in network for network in _PRIVATE)
 
 
 def wire(text: str) -> str:

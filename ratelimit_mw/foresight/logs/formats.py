@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ratelimit_mw.foresight.logs.entry import TIMES
+from ratelimit_mw.foresight.logs.entry import TIMES, LogEntry, Unreadable, is_private
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import (
     PRODUCTS,
@@ -14,6 +14,7 @@ from ratelimit_mw.foresight.logs.structured import (
     looks_like_json,
     product_of,
 )
+from ratelimit_mw.identity.address import canonical
 
 NAMED = {
     "combined": '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
@@ -100,9 +101,16 @@ def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Line
 def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     if looks_like_json(lines):
         return _json(lines, places)
+    doubt = ""
     for name in _DETECTED:
         if _fits(PatternFormat(name, NAMED[name]), lines):
-            return PatternFormat(name, NAMED[name], places)
+            form = PatternFormat(name, NAMED[name], places)
+            stranger = _stranger(form, lines)
+            if stranger is None:
+                return form
+            doubt = doubt or (
+                f"the lines look like {name!r}, but have {stranger!r:.80} in place of an address ({form.place('ip')}). "
+            )
     if sum(1 for line in lines if _UVICORN_LINE.fullmatch(line.strip())) * 2 > len(lines):
         raise UnusableLog(
             "this is uvicorn's default format, whose lines have no time. Save this as log.json, start uvicorn with "
@@ -112,8 +120,42 @@ def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     if len(lines) > 1 and _usable(columns):
         return _csv(lines[0], places)
     raise UnusableLog(
-        "the format of the log is unknown: set --format to the log_format of nginx or the LogFormat of Apache. "
+        f"the format of the log is unknown: {doubt}Set --format to the log_format of nginx or the LogFormat of Apache. "
         f"The first line is: {lines[0].strip():.200}"
+    )
+
+
+def _read(form: LineFormat, lines: Sequence[str], wanted: Sequence[str] = ()) -> list[LogEntry]:
+    text = "".join(f"{line.rstrip(chr(10))}\n" for line in lines)
+    return form.reader(wanted, Unreadable()).read(text.encode("utf-8", "replace"))
+
+
+def _stranger(form: LineFormat, lines: Sequence[str]) -> str | None:
+    """Return what stands in place of an address, if this is more than a tenth of the lines, otherwise None."""
+    ips = [entry.ip for entry in _read(form, lines)]
+    strange = [ip for ip in ips if canonical(ip) is None] if form.has("ip") else []
+    return strange[0] if 10 * len(strange) > len(ips) else None
+
+
+_FORWARDED = "header:x-forwarded-for"
+
+
+def proxied(form: LineFormat, sample: Sequence[str]) -> str:
+    """Return a sentence if all lines have the address of one proxy, and that of the client beside it. Otherwise "".
+
+    Args:
+        form: The format of the lines.
+        sample: The first lines of a log.
+    """
+    entries = _read(form, sample, (_FORWARDED,)) if form.has("ip") and form.has(_FORWARDED) else []
+    if len({entry.ip for entry in entries}) != 1 or not is_private(entries[0].ip):
+        return ""
+    if not any(canonical((entry.extra[0] or "").rpartition(",")[2]) for entry in entries):
+        return ""
+    place = form.place(_FORWARDED)
+    return (
+        f"all of the first lines have the private address {entries[0].ip}, which is that of a proxy. `--field "
+        f"ip={place.lstrip('$')}` takes the address that it forwards, and `trusted_proxies` in the rules does so, too"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
-from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format
+from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format, proxied
 from ratelimit_mw.model import SECOND
 
 _BLOCK = 1 << 18
@@ -58,6 +58,8 @@ class Log:
         """Counts the lines that could not be read."""
         self.format: LineFormat | None = None
         """The format, after `detect`."""
+        self.proxied = ""
+        """A sentence, after `detect`, if the log has the address of a proxy where that of the client should be."""
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +90,9 @@ class Log:
             lines += block.decode("utf-8", "replace").split("\n")
             if len(lines) > _SAMPLE:
                 break
-        self.format = find_format(wanted, list(islice((line for line in lines if line.strip()), _SAMPLE)), places)
+        sample = list(islice((line for line in lines if line.strip()), _SAMPLE))
+        self.format = find_format(wanted, sample, places)
+        self.proxied = proxied(self.format, sample)
         return self.format
 
     def entries(self, wanted: Sequence[str]) -> Iterator[list[LogEntry]]:

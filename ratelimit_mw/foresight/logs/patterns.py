@@ -12,6 +12,7 @@ from ratelimit_mw.foresight.logs.entry import (
     EntryMaker,
     LogEntry,
     Unreadable,
+    nearest,
 )
 from ratelimit_mw.foresight.logs.times import any_time
 from ratelimit_mw.foresight.logs.variables import Variable, parts_of
@@ -63,6 +64,10 @@ class PatternFormat:
     def has(self, field: str) -> bool:
         """Return True if the format tells a field: one of `FIELDS`, `header:N`, `cookie:N`, or one of `--field`."""
         return field in self._fields
+
+    def place(self, field: str) -> str:
+        """Return the name of the variable that tells a field, as `--field` takes it. "" if none does."""
+        return next((part.name for part in self._parts if isinstance(part, Variable) and part.field == field), "")
 
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "PatternReader":
         """Return a reader of one input.
@@ -190,6 +195,8 @@ class PatternReader:
                 if plain and row[method]:  # the usual case, in a third of the time
                     code = int(row[status]) if status >= 0 and row[status] != "-" else 0
                     address = row[ip] if ip >= 0 else ""
+                    if "," in address:
+                        address = nearest(address)
                     add(_new(LogEntry, (times[row[time]], address, row[method], row[method + 1], code, -1, ())))
                 elif (entry := self._maker.make(partial(self._text, row))) is not None:
                     add(entry)

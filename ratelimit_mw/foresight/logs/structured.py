@@ -115,6 +115,13 @@ class NamedFormat:
         """See `PatternFormat`."""
         return field in self._places or (field.startswith("header:") and "header:*" in self._places)
 
+    def place(self, field: str) -> str:
+        """See `PatternFormat`."""
+        places: Sequence[str] = self._places.get(field, ())
+        if not places and self.has(field):
+            return f"{self._places['header:*'][0]}{_titled(field.removeprefix('header:'))}"
+        return places[0] if places else ""
+
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "NamedReader":
         """See `PatternFormat`."""
         return NamedReader(self._places, wanted, unreadable, self._delimiter)

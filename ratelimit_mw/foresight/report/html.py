@@ -49,7 +49,7 @@ def page(result: Result, logs: Sequence[str], *, most: int = 10, rule: str | Non
     curves = [each for each in result.curves if rule in (None, each.rule)]
     main = element(
         "main",
-        _head(result, logs, rules),
+        _head(result, logs),
         _rules(result.outcome, rules),
         _denials(result, rules),
         _clients(result.outcome, most, rule),
@@ -98,28 +98,19 @@ def _names(logs: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------- the parts, in their order
 
 
-def _head(result: Result, logs: Sequence[str], rules: Sequence[RuleResult]) -> Markup:
+def _head(result: Result, logs: Sequence[str]) -> Markup:
     formats = ", ".join(dict.fromkeys(result.formats))
     span = f", {utc(result.first)} to {utc(result.last)} UTC" if result.first else ""
     reasons = result.outcome.reasons
     shares = f"{share(result.outcome.denied, result.outcome.requests)} of the requests"
     if set(reasons) - {"limited"}:
         shares += ": " + ", ".join(f"{number:,} {reason}" for reason, number in sorted(reasons.items()))
-    shadows = sorted((each for each in rules if each.shadow and each.denied), key=lambda each: -each.denied)
     return element(
         "header",
         element("p", f"ratelimit-mw replay: {_names(logs)}", class_="kicker"),
         element("h1", sentence(result)),
         element("p", f"{shares}. " if result.outcome.denied else None, f"The log is in the format {formats}{span}."),
-        element("p", "Shadow rules would have denied: ", _most_denying(shadows), ".") if shadows else None,
     )
-
-
-def _most_denying(rules: Sequence[RuleResult]) -> Markup:
-    parts = [
-        joined(_name(each.name, shadow=True), f" {each.denied:,} of {each.asked:,} requests") for each in rules[:3]
-    ]
-    return Markup(", ".join(parts))
 
 
 def _rules(outcome: RulesOutcome, rules: Sequence[RuleResult]) -> Markup:
