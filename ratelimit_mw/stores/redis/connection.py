@@ -1,29 +1,18 @@
-"""Connections to a Redis server: how replies are read, `Blocking` for threads, and `Streaming` for event loops."""
+"""Connections for threads and for event loops, whatever is spoken on them, and how replies of Redis are read."""
 
 import asyncio
 import contextlib
 import selectors
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
-
-import redis.asyncio.connection
-import redis.connection
-from redis.exceptions import RedisError
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
 
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
-from ratelimit_mw.stores.redis.faults import refusal, stranger
-from ratelimit_mw.stores.redis.redis_py import (
-    check_handshake,
-    connection,
-    forget_streams,
-    socket_of,
-    transport_of,
-    unavailable,
-)
+from ratelimit_mw.stores.redis.faults import refusal, stranger, unavailable
 
 GRACE = 0.01
 """Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
@@ -46,11 +35,24 @@ _DEEPEST = 8
 _TEXT, _ARRAY, _NUMBER, _STATUS, _ERROR = _KINDS = b"$*:+-"
 
 
+class Reader(Protocol):
+    """Reads replies from the bytes of a connection, in order."""
+
+    last: bool
+    """Whether the server has said that it closes the connection."""
+
+    def read(self, data: bytes) -> Sequence[object]:
+        """Take more bytes, and return the replies that are whole now. Raises StoreUnavailable if they are invalid."""
+        ...
+
+
 class Replies:
     """An incremental parser of the Redis protocol (RESP2): takes bytes as they arrive and returns whole replies.
 
     `items` is the most items that the arrays of one reply may have together; with 0, arrays are refused.
     """
+
+    last = False
 
     def __init__(self, items: int = MAX_ITEMS) -> None:
         self._items = items
@@ -154,40 +156,35 @@ _READ_SIZE = 65_536
 """The most bytes to read at once."""
 
 
-class Blocking:
-    """A connection for threads. Only one thread may use it at a time. Every failure is a StoreUnavailable.
+class BlockingConnection(ABC):
+    """A connection for threads, whatever is spoken on it. Only one thread may use it at a time.
+
+    Every failure is a StoreUnavailable.
 
     Args:
-        url: the URL of the server, as redis-py reads it.
-        patience: seconds for each step of connecting.
-        place: `host` and `port`, which replace those of the URL.
-
-    Raises:
-        ValueError: redis-py cannot read the URL.
+        replies: reads the replies of the server.
     """
 
-    def __init__(self, url: str, patience: float = HANDSHAKE_TIMEOUT, **place: str | int) -> None:
-        self._connection, self._introduction = connection(url, redis.connection, patience, place)
-        self._patience = patience
+    def __init__(self, replies: Reader) -> None:
         self._socket: Any = None
-        self._replies = Replies()
+        self._replies = replies
         self._used = 0.0
 
+    @abstractmethod
     def connect(self) -> None:
-        """Connect, authenticate and select the database."""
-        try:
-            self._connection.connect()
-        except (RedisError, OSError, ValueError) as error:  # ValueError: an invalid host name
-            self.close()
-            raise unavailable(error) from error
-        self._socket = socket_of(self._connection)
-        if self._introduction:
-            try:
-                check_handshake(self.ask_all(self._introduction, self._patience))
-            except BaseException:
-                self.close()
-                raise
-        self._used = time.monotonic()
+        """Connect, and do what must precede the first request."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the socket. A thread that waits for its reply fails at once."""
+
+    def _packed(self, pipeline: Sequence[Command]) -> bytes:
+        """The bytes of a pipeline of commands."""
+        return packed(pipeline)
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        """The StoreUnavailable for an exception of the socket."""
+        return unavailable(error)
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
         """Carry out `conversation` with the server and return its result. `deadline` is by the monotonic clock.
@@ -220,7 +217,7 @@ class Blocking:
         replies: list[object] = []
         try:
             sock.settimeout(max(deadline - time.monotonic(), GRACE))
-            sock.sendall(packed(pipeline))
+            sock.sendall(self._packed(pipeline))
             while len(replies) < len(pipeline):
                 left = deadline - GRACE - time.monotonic()
                 if left <= 0:
@@ -240,7 +237,7 @@ class Blocking:
         except OSError as error:
             if _is_foreign(error):
                 raise
-            raise (NoAnswer(NO_ANSWER) if isinstance(error, TimeoutError) else unavailable(error)) from error
+            raise (NoAnswer(NO_ANSWER) if isinstance(error, TimeoutError) else self._unavailable(error)) from error
         except AttributeError:  # the socket is None: another thread closed the connection
             raise StoreUnavailable("the connection was closed") from None
         self._used = time.monotonic()
@@ -250,26 +247,15 @@ class Blocking:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open; False if the server has closed it while it was idle."""
+        """Whether the connection is open; False if the server has closed it, or has said that it will."""
         sock = self._socket
-        if sock is None or sock.fileno() < 0:
+        if sock is None or sock.fileno() < 0 or self._replies.last:
             return False
         if time.monotonic() - self._used < _IDLE:
             return True
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
             return not selector.select(0)  # no reply is expected, so readable means closed
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """The host and the port; None for a Unix socket."""
-        host = getattr(self._connection, "host", None)
-        return None if host is None else (host, self._connection.port)
-
-    def close(self) -> None:
-        """Close the socket. A thread that waits for its reply fails at once."""
-        self._socket = None
-        self._connection.disconnect()
 
 
 def _one_pipeline(pipeline: Sequence[Command]) -> Any:
@@ -301,46 +287,35 @@ class _Ongoing:
         self.replies: list[object] = []
 
 
-class Streaming(asyncio.Protocol):
-    """A connection for the tasks of one event loop. Several conversations may be under way at once.
+class StreamingConnection(asyncio.Protocol, ABC):
+    """A connection for the tasks of one event loop, whatever is spoken on it. Several conversations may be under way.
 
-    redis-py connects, with all options of the URL. Its streams, which would wake a task for each reply, are then
-    replaced by this protocol, which passes each reply to its conversation. The server replies in the order of the
-    commands.
+    The server replies in the order of the commands.
 
     Args:
-        url: the URL of the server, as redis-py reads it.
+        replies: reads the replies of the server.
         patience: seconds for each step of connecting.
-        place: `host` and `port`, which replace those of the URL.
     """
 
-    def __init__(self, url: str, patience: float, place: Mapping[str, str | int]) -> None:
-        self._connection, self._introduction = connection(url, redis.asyncio.connection, patience, place)
+    def __init__(self, replies: Reader, patience: float) -> None:
         self._patience = patience
         self._transport: Any = None
         self._ended: StoreUnavailable | None = None
-        self._replies = Replies(0)  # a decision is one text
+        self._replies = replies
         self._ongoing: deque[_Ongoing] = deque()
 
+    @abstractmethod
     async def connect(self) -> None:
-        """Connect, authenticate and select the database."""
-        try:
-            await self._connection.connect()
-        except BaseException as error:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed, and its transports with it
-                await self._connection.disconnect(nowait=True)
-            if isinstance(error, RedisError | OSError | ValueError):
-                raise unavailable(error) from error
-            raise
-        self._transport = transport_of(self._connection)
-        self._transport.set_protocol(self)
-        if self._introduction:
-            await self._introduce(self._introduction)
+        """Connect, and do what must precede the first request."""
+
+    def _packed(self, pipeline: Sequence[Command]) -> bytes:
+        """The bytes of a pipeline of commands."""
+        return packed(pipeline)
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open."""
-        return self._ended is None
+        """Whether the connection is open; False if the server has closed it, or has said that it will."""
+        return self._ended is None and not self._replies.last
 
     def carry(self, conversation: Conversation, done: Done) -> None:
         """Carry out `conversation` with the server. `done` is called with its result or with the failure."""
@@ -355,7 +330,6 @@ class Streaming(asyncio.Protocol):
             self._ended = reason
             with contextlib.suppress(RuntimeError):  # the event loop is closed, and its transports with it
                 self._transport.abort()
-            forget_streams(self._connection)
             while self._ongoing:
                 self._ongoing.popleft().done(reason)
 
@@ -372,8 +346,8 @@ class Streaming(asyncio.Protocol):
         """Fail all conversations: the connection is closed."""
         self.close(unavailable(exc) if exc else StoreUnavailable("the server closed the connection"))
 
-    async def _introduce(self, pipeline: Sequence[Command]) -> None:
-        """Authenticate and select the database. A failure closes the connection."""
+    async def _introduce(self, pipeline: Sequence[Command], check: Callable[[Sequence[object]], object]) -> None:
+        """Send the first commands. A failure closes the connection, also one that `check` raises about the replies."""
         answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
         def done(result: object) -> None:
@@ -388,7 +362,7 @@ class Streaming(asyncio.Protocol):
             if isinstance(replies, StoreUnavailable):
                 reason = replies
                 raise reason
-            check_handshake(replies)
+            check(replies)
         except TimeoutError:
             self.close(reason)
             raise reason from None
@@ -399,7 +373,7 @@ class Streaming(asyncio.Protocol):
     def _send(self, pipeline: Sequence[Command], ongoing: _Ongoing) -> None:
         ongoing.asked, ongoing.replies = len(pipeline), []
         self._ongoing.append(ongoing)
-        self._transport.write(packed(pipeline))
+        self._transport.write(self._packed(pipeline))
 
     def _receive(self, reply: object) -> None:
         if not self._ongoing:

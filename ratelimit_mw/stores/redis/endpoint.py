@@ -7,8 +7,13 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ratelimit_mw.errors import PermanentFault, StoreUnavailable
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.connection import (
+    HANDSHAKE_TIMEOUT,
+    BlockingConnection,
+    StreamingConnection,
+)
 from ratelimit_mw.stores.redis.faults import mismatch
+from ratelimit_mw.stores.redis.redis_py import Blocking, Streaming
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 
@@ -58,11 +63,11 @@ def redirection(error: str) -> Address | None:
 class Endpoint(Protocol):
     """Makes connections to a server. Both methods raise StoreUnavailable and may take seconds."""
 
-    def connect(self) -> Blocking:
+    def connect(self) -> BlockingConnection:
         """A connection for threads, ready for use."""
         ...
 
-    async def aconnect(self) -> Streaming:
+    async def aconnect(self) -> StreamingConnection:
         """A connection for the running event loop, ready for use."""
         ...
 

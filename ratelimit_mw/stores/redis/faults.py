@@ -61,6 +61,11 @@ def refusal(text: str) -> StoreUnavailable:
     return StoreUnavailable(text)
 
 
+def unavailable(error: Exception) -> StoreUnavailable:
+    """The exception for one of redis-py or of a socket."""
+    return refusal(str(error) or type(error).__name__)
+
+
 def stranger(greeting: bytes) -> PermanentFault:
     """The exception for a server whose first bytes are not Redis's."""
     if greeting.startswith(_ALERT):

@@ -14,7 +14,7 @@ from ratelimit_mw.model import SECOND, Reply
 from ratelimit_mw.stores.base import Denied, StoreRequest
 from ratelimit_mw.stores.breaker import silent
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Streaming
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, StreamingConnection
 
 _MAX_BATCHES = 2
 """The most batches that a near server has at once. It decides one while this process reads and writes the other."""
@@ -54,7 +54,7 @@ class LoopBatcher:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[Streaming]],
+        connect: Callable[[], Awaitable[StreamingConnection]],
         converse: Callable[[Sequence[StoreRequest]], Conversation],
         timeout: float,
         *,
@@ -78,8 +78,8 @@ class LoopBatcher:
         self._pressing = False
         self._watch_timer: asyncio.TimerHandle | None = None
         self._alone = False  # the last batch was of one, and no other request came before its reply
-        self._attempt: asyncio.Task[Streaming] | None = None
-        self._connection: Streaming | None = None
+        self._attempt: asyncio.Task[StreamingConnection] | None = None
+        self._connection: StreamingConnection | None = None
         self._guard: AsyncGenerator[None, None] | None = None
         # A separate context, so that the context variables of the first request are not kept by the connection.
         self._context = Context()
@@ -157,7 +157,7 @@ class LoopBatcher:
         if self._connection is not None and self._connection.usable:
             self._send(self._connection, len(self._under_way) + len(self._waiting))
 
-    def _send(self, connection: Streaming, most: int) -> None:
+    def _send(self, connection: StreamingConnection, most: int) -> None:
         """Send waiting requests in batches until `most` batches are under way."""
         while self._waiting and len(self._under_way) < most and self._connection is connection:
             jobs = self._next_jobs()
@@ -185,7 +185,10 @@ class LoopBatcher:
         return jobs
 
     def _answered(
-        self, connection: Streaming, batch: "_Batch", results: Sequence[Reply | StoreUnavailable] | StoreUnavailable
+        self,
+        connection: StreamingConnection,
+        batch: "_Batch",
+        results: Sequence[Reply | StoreUnavailable] | StoreUnavailable,
     ) -> None:
         self._under_way.remove(batch)
         jobs = batch[1]
@@ -242,14 +245,14 @@ class LoopBatcher:
         self._attempt = loop.create_task(self._make(), context=self._context)
         self._attempt.add_done_callback(self._made)
 
-    async def _make(self) -> Streaming:
+    async def _make(self) -> StreamingConnection:
         connection = await self._connect()
         if self._guard is None:
             self._guard = self._close_with_the_loop()
             await anext(self._guard)
         return connection
 
-    def _made(self, attempt: "asyncio.Task[Streaming]") -> None:
+    def _made(self, attempt: "asyncio.Task[StreamingConnection]") -> None:
         self._attempt = None
         error = StoreUnavailable("the store was closed") if attempt.cancelled() else attempt.exception()
         if error is not None:

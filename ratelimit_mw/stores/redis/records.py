@@ -9,9 +9,10 @@ from typing import Any
 from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.redis.codec import Command
-from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, Blocking
+from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection
 from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
 from ratelimit_mw.stores.redis.endpoint import Address, Direct, Sentinels, Spread, redirection, shown
+from ratelimit_mw.stores.redis.redis_py import Blocking
 
 _PAGE = 500
 """The keys that the server examines in one step of a SCAN."""
@@ -20,7 +21,7 @@ _PATIENCE = 5.0
 """Seconds for one step of a SCAN. No request waits for it."""
 
 
-def scan(connection: Blocking, prefix: str) -> Iterator[str]:
+def scan(connection: BlockingConnection, prefix: str) -> Iterator[str]:
     """Iterate over the keys that begin with `prefix`, each once. Closes `connection` at the end.
 
     Raises StoreUnavailable.

@@ -18,7 +18,12 @@ from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Denied, Intent, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
 from ratelimit_mw.stores.redis.codec import Conversation, away, converse
-from ratelimit_mw.stores.redis.connection import FIRST_CONNECTION, HANDSHAKE_TIMEOUT, Blocking, Streaming
+from ratelimit_mw.stores.redis.connection import (
+    FIRST_CONNECTION,
+    HANDSHAKE_TIMEOUT,
+    BlockingConnection,
+    StreamingConnection,
+)
 from ratelimit_mw.stores.redis.endpoint import SCHEME, Direct, Endpoint, Sentinels, shown
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.pool import ConnectionPool
@@ -171,13 +176,13 @@ class Server(Store):
             period.breaker.trip(error, partial(self._probe, domain), period.closings)
             raise
 
-    def _connect(self) -> Blocking:
+    def _connect(self) -> BlockingConnection:
         try:
             return self._endpoint.connect()
         finally:
             self._reached = True
 
-    async def _aconnect(self) -> Streaming:
+    async def _aconnect(self) -> StreamingConnection:
         try:
             return await self._endpoint.aconnect()
         finally:

@@ -24,7 +24,7 @@ from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.breaker import silent
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
-from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, Blocking
+from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, BlockingConnection
 
 _LOST = 1.0
 """Seconds past its deadline after which a job that owns the connection counts as lost."""
@@ -44,7 +44,7 @@ class ThreadBatcher:
 
     def __init__(
         self,
-        connect: Callable[[], Blocking],
+        connect: Callable[[], BlockingConnection],
         converse: Callable[[Sequence[StoreRequest]], Conversation],
         timeout: float,
         allowance: Callable[[], float] = lambda: 0.0,
@@ -55,7 +55,7 @@ class ThreadBatcher:
         self._timeout = timeout
         self._waiting: deque[_Job] = deque()
         self._leader: dict[None, _Job] = {}  # the job that owns the connection, if any
-        self._connection: Blocking | None = None
+        self._connection: BlockingConnection | None = None
         self._attempt: _Attempt | None = None
         self.round_trip = 0.0
         """The shortest duration of the last three exchanges, in seconds. A busy machine may delay one of them."""
@@ -234,7 +234,7 @@ class ThreadBatcher:
             self._release(job)
         self._wake_next()
 
-    def _usable_connection(self, deadline: float) -> Blocking:
+    def _usable_connection(self, deadline: float) -> BlockingConnection:
         """Wait for a usable connection and return it. Raises StoreUnavailable if there is none by the deadline."""
         attempt = self._attempt  # read before the connection, which a successful attempt replaces
         connection = self._connection
@@ -245,7 +245,7 @@ class ThreadBatcher:
             attempt = self._begin_connecting()
         # Half of the time is kept for the exchange: one that begins too late fails and closes the new connection.
         made = attempt.wait(max(deadline - self._timeout / 2 - time.monotonic(), 0))
-        if isinstance(made, Blocking):
+        if isinstance(made, BlockingConnection):
             return made
         if made is None:
             raise NoAnswer(NO_CONNECTION)
@@ -266,7 +266,7 @@ class ThreadBatcher:
 
     def _make(self, attempt: "_Attempt") -> None:
         """Run in the connecting thread: make a connection, and use it if it is still wanted."""
-        outcome: Blocking | StoreUnavailable
+        outcome: BlockingConnection | StoreUnavailable
         try:
             outcome = self._connect()
         except Exception as error:  # noqa: BLE001  the waiting requests must get a result
@@ -281,7 +281,7 @@ class ThreadBatcher:
             self._attempt = None
         attempt.end(outcome)
 
-    def _drop(self, connection: Blocking | None) -> None:
+    def _drop(self, connection: BlockingConnection | None) -> None:
         """Close a connection and stop using it."""
         if connection is not None:
             if self._connection is connection:
@@ -334,7 +334,7 @@ class _Attempt:
     def __init__(self, make: "Callable[[_Attempt], None]") -> None:
         self.wanted = True
         self.thread = threading.Thread(target=make, args=(self,), name="ratelimit_mw connect", daemon=True)
-        self._outcome: Blocking | StoreUnavailable | None = None
+        self._outcome: BlockingConnection | StoreUnavailable | None = None
         self._done = threading.Lock()
         self._done.acquire()
 
@@ -343,13 +343,13 @@ class _Attempt:
         """Whether its thread has ended without an outcome."""
         return self._outcome is None and not self.thread.is_alive()
 
-    def wait(self, seconds: float) -> Blocking | StoreUnavailable | None:
+    def wait(self, seconds: float) -> BlockingConnection | StoreUnavailable | None:
         """The outcome; None if there is none within `seconds`. Several threads may wait."""
         if self._outcome is None and self._done.acquire(timeout=seconds):
             self._done.release()  # wakes the next thread that waits
         return self._outcome
 
-    def end(self, outcome: Blocking | StoreUnavailable) -> None:
+    def end(self, outcome: BlockingConnection | StoreUnavailable) -> None:
         """Set the outcome and wake the threads that wait."""
         self._outcome = outcome
         self._done.release()
