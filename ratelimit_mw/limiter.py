@@ -19,6 +19,7 @@ from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.override_list import OverrideList
@@ -78,10 +79,14 @@ class RateLimiter:
         storage: str | Store | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._retriever = retriever = Retriever(config, clock)
+        try:
+            self._retriever = retriever = Retriever(config, clock)
+            self._storage = Storage(retriever.rules, storage, clock)
+        except ConfigurationError as error:
+            # A server prints the traceback above the problems, and they are in the file, not in this package.
+            raise error.with_traceback(None) from None
         self.clock = clock
         """Internal. The user's clock. None for that of the store."""
-        self._storage = Storage(retriever.rules, storage, clock)
         # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
         retriever.keep_overrides(open_records(self._storage.url))
         self.engine = Engine(retriever, self._storage, clock)

@@ -29,27 +29,18 @@ def limiter_for(
         TypeError: both `config` and `limiter` are given, or neither; or `storage` is given with a limiter.
         ConfigurationError: the rules cannot be used.
     """
-    used = _limiter_for(config, limiter, storage)
-    names = used.engine.planner.names
-    if not names.serving:
-        names.serving = True
-        used.require(_warning_of_missing_users())
-    return used
-
-
-def _limiter_for(
-    config: str | os.PathLike[str] | Mapping[str, object] | None,
-    limiter: RateLimiter | None,
-    storage: str | Store | None,
-) -> RateLimiter:
-    if config is not None and limiter is None:
-        return RateLimiter(config, storage=storage)
-    if limiter is None or config is not None:
+    if (config is None) is (limiter is None):
         raise TypeError("RateLimitMiddleware takes either a config or a limiter: exactly one of them")
-    if storage is not None:
+    if config is not None:
+        limiter = RateLimiter(config, storage=storage)
+    elif storage is not None:
         raise TypeError("RateLimitMiddleware takes storage with a config only: a limiter has its own")
     if not isinstance(limiter, RateLimiter):
         raise TypeError(f"limiter takes a RateLimiter, not {type(limiter).__name__}; rules are given as config")
+    names = limiter.engine.planner.names
+    if not names.serving:
+        names.serving = True
+        limiter.require(_warning_of_missing_users())
     return limiter
 
 
