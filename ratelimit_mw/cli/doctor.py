@@ -22,7 +22,7 @@ from ratelimit_mw.process_local import workers_of_server
 from ratelimit_mw.reload.controls import Setting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import kind_of, open_store, with_domain
+from ratelimit_mw.stores import innermost, kind_of, open_store, with_domain
 
 State = Literal["ok", "note", "wrong"]
 """`note`: it may be wrong, which the command cannot know."""
@@ -37,6 +37,14 @@ _PATIENCE = 2.0
 
 _LARGEST_SKEW = 5.0
 """The most seconds by which the clocks of the store and of this machine may differ."""
+
+_START = "start the server, or correct the host and the port in the storage URL"
+_REMEDIES: Mapping[str, str] = {
+    "OOM": "raise maxmemory on the server, or give the counters a server of their own",
+    "READONLY": "name the primary in the storage URL, not a replica, or use redis+sentinel://",
+    "LOADING": "wait until the server has loaded its data",
+}
+"""What helps against errors of the server that may pass by themselves, by their codes."""
 
 _OLDEST_REDIS = [6, 2]
 _SHOWN = 5
@@ -124,7 +132,8 @@ def _server(setup: Setup) -> Iterator[Finding]:
         return
     from ratelimit_mw.stores.redis.records import CommandClient  # late: most commands need no server
 
-    store, domain = open_store(replace(setup.storage, timeout=_PATIENCE)), setup.rules.domain
+    # The wrappers do not connect, and remember denials.
+    store, domain = innermost(open_store(replace(setup.storage, timeout=_PATIENCE))), setup.rules.domain
     client = CommandClient(setup.storage.url)
     try:
         store.connect(domain)
@@ -133,7 +142,7 @@ def _server(setup: Setup) -> Iterator[Finding]:
         yield _clock(client, domain)
         yield from _information(client, domain)
     except StoreUnavailable as error:
-        yield _away(error, "start the server, or correct the host and the port in the storage URL")
+        yield _away(error, _REMEDIES.get(str(error).split()[0], _START))
     finally:
         client.close()
         store.close()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.load import Config, Document, gather, load_documents
 from ratelimit_mw.config.tree import Problems
-from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable, VersionConflict
+from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.source import LONGEST, RulesSnapshot
 from ratelimit_mw.stores import kind_of, open_records
 from ratelimit_mw.stores.records import Records
@@ -71,7 +71,10 @@ class RulesDatabase:
                     RulesSnapshot(str(number), self.pull(number or None)) if number else RulesSnapshot("0", ())
                 )
         except StoreUnavailable as error:
-            raise ConfigurationError([Problem(f"the rules database {self.name} is unavailable: {error}")]) from error
+            hint = error.remedy if isinstance(error, PermanentFault) else "start its server, or correct its URL"
+            raise ConfigurationError(
+                [Problem(f"the rules database {self.name} is unavailable: {error}", hint=hint)]
+            ) from error
         except LookupError as error:
             raise ConfigurationError([Problem(f"the rules database is incomplete: {error}")]) from error
         return self._snapshot

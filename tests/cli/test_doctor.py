@@ -72,6 +72,20 @@ def test_rules_that_limit_less_than_they_seem_to_are_wrong(doctor, rules, check,
     assert said in what
 
 
+def test_a_package_that_is_older_than_an_extra_needs_is_wrong(doctor, tmp_path, monkeypatch):
+    (tmp_path / "lmdb-1.0.dist-info").mkdir()
+    (tmp_path / "lmdb-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lmdb\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, found = doctor()
+    assert (code, found["extras"]) == (1, [("wrong", "lmdb 1.0 is older than 1.5, which ratelimit_mw[shared] needs")])
+
+
+def test_the_database_of_the_rules_that_does_not_answer_is_the_only_finding(run):
+    code, printed, _ = run("doctor", "redis://127.0.0.1:1/0")
+    assert code == 1
+    assert [line.split()[:2] for line in printed.splitlines()] == [["✗", "rules"], ["→", "start"], ["1", "wrong"]]
+
+
 @pytest.mark.parametrize("where", ["environment", "operators"])
 def test_a_kill_switch_that_was_left_open_is_wrong(doctor, run, any_server, monkeypatch, where):
     if where == "environment":
@@ -120,12 +134,32 @@ def test_a_user_with_minimal_rights_is_enough_but_cannot_tell_the_eviction_polic
     assert (code, [state for state, _ in found["server"]]) == (0, ["note"])
 
 
-def test_a_user_without_the_right_to_decide_is_wrong(run, fresh_server):
+@pytest.mark.parametrize(
+    "rights",
+    [
+        pytest.param("~shop:* +@read", id="no scripts"),
+        pytest.param("~shop:* +@read +eval +evalsha +time", id="no writing in scripts"),
+        pytest.param("~other:* +@all", id="other keys"),
+    ],
+)
+def test_a_user_without_the_right_to_decide_is_wrong(run, fresh_server, rights):
     with fresh_server.client() as redis:
-        redis.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~shop:*", "+@read")
+        redis.execute_command("ACL", "SETUSER", "app", "on", ">secret", *rights.split())
     code, printed, _ = run("doctor", "--storage", fresh_server.url.replace("//", "//app:secret@"))
     assert code == 1
     assert "→ permit the server's user the commands and keys that the package needs" in printed
+
+
+def test_a_server_that_is_full_or_a_replica_or_speaks_no_tls_is_wrong_with_a_remedy(run, fresh_server):
+    commands = ["PING", "CONFIG SET maxmemory 1mb", "CONFIG SET maxmemory 0", "REPLICAOF 127.0.0.1 1"]
+    urls = [fresh_server.url.replace("redis:", "rediss:"), *[fresh_server.url] * 3]
+    printed = []
+    for command, url in zip(commands, urls, strict=True):
+        with fresh_server.client() as redis:
+            redis.execute_command(*command.split())
+        printed.append(run("doctor", "--storage", url)[1])
+    remedies = ["use redis:// instead of rediss://", "raise maxmemory on the server", "✓ server", "name the primary"]
+    assert [remedy in text for remedy, text in zip(remedies, printed, strict=True)] == [True] * 4
 
 
 def test_a_server_that_drops_counters_is_wrong(doctor, fresh_server):
@@ -157,6 +191,24 @@ def test_a_clock_that_is_far_from_this_one_is_wrong(skew, state):
     assert about_clock(skew).state == state
 
 
+def test_the_clock_of_a_server_is_compared_with_this_one(run, any_server):
+    assert "✓ server   its clock agrees with that of this machine\n" in run("doctor", "--storage", any_server.url)[1]
+
+
+@pytest.mark.parametrize(
+    ("by", "found"),
+    [
+        pytest.param("ip", {"proxies"}, id="an address, which may be a proxy's"),
+        pytest.param("user", {"secret"}, id="a user, whose hash can be guessed"),
+        pytest.param("path:id", set(), id="a part of the path, which is no secret"),
+    ],
+)
+def test_what_the_rules_count_by_says_what_is_looked_at(doctor, by, found):
+    rules = [{"name": "one", "match": {"path": "/{id}"}, "by": by, "limit": "1/h"}]
+    usual = {"extras", "routes", "workers"}
+    assert doctor(rules={"client": {"user": "header:A"}, "rules": rules})[1].keys() - usual == found
+
+
 def test_a_shared_file_is_looked_at_and_not_created(doctor, tmp_path):
     code, found = doctor("--storage", f"lmdb://{tmp_path}/counters", rules=PROXIED)
     assert (code, [state for state, _ in found["file"]]) == (0, ["note"])
@@ -184,6 +236,7 @@ def test_routes_without_any_rule_are_wrong(doctor):
         1,
         [("wrong", "no rule limits GET /api/orders/")],
     )
+    assert "routes" not in doctor(*FLASK, rules={**login, "exempt": [{"path": "/api/orders/"}]})[1]
 
 
 def test_a_signed_session_as_an_identity_is_wrong(doctor):

@@ -205,7 +205,10 @@ class App(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the method, the path and the body of the request. `/hangs-up` gets no answer."""
+    """Answers with the method, the path and the body of the request.
+
+    `/hangs-up` gets no answer, and the answer to `/goes-on` does not end.
+    """
 
     protocol_version = "HTTP/1.1"
     server: App
@@ -218,9 +221,12 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
+        goes_on = self.path == "/goes-on"
+        self.send_header("Content-Length", str(len(text) + goes_on))
         self.end_headers()
         self.wfile.write(text)
+        if goes_on:
+            self.connection.recv(1)  # until the client has left
 
     do_POST = do_GET  # noqa: N815 - a name of http.server
 

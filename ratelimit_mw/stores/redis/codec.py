@@ -78,7 +78,8 @@ _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST, _OVERDRAFT = 1, 2, 4, 8, 16, 3
 _FAILED = -2  # stands in place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # the messages of the server and of redis-py
 _GENERAL = re.compile(
-    r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM|NOAUTH|LOADING|BUSY|CLUSTERDOWN|MOVED|ASK|TRYAGAIN)\b"
+    r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|NOPERM|ACL failure|NOAUTH|LOADING|BUSY|CLUSTERDOWN|MOVED|ASK"
+    r"|TRYAGAIN)\b"
 )
 """Error codes that mean that the server refuses all writes, also inside the message of a script error."""
 

@@ -17,7 +17,10 @@ _REMEDIES = [
         r"without any password configured|no password is set",
         "remove the password from the storage URL, or set one on the server",
     ),
-    (r"NOPERM", "permit the server's user the commands and keys that the package needs, see the page on storage"),
+    (
+        r"NOPERM|ACL failure in script",
+        "permit the server's user the commands and keys that the package needs, see the page on storage",
+    ),
     (r"DB index is out of range|invalid DB index", "write the number of a database that the server has, such as /0"),
     (
         r"SELECT is not allowed in cluster mode|^MOVED |^CROSSSLOT ",
