@@ -24,7 +24,7 @@ from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.service.original_request import Unanswerable, original_scope
+from ratelimit_mw.service.original_request import SETS, Unanswerable, original_scope
 from ratelimit_mw.service.state import Service
 
 _log = logging.getLogger("ratelimit_mw")
@@ -44,6 +44,7 @@ class _AuthParameters(NamedTuple):
 
     domain: str | None = None
     denied: int | None = None
+    headers: str | None = None
     problems: str = ""
 
 
@@ -90,7 +91,7 @@ class Auth:
             await self._refuse(refused, parameters, send)
             return
         whole = self._engine.current()
-        original = original_scope(scope)
+        original = original_scope(scope, parameters.headers)
         if isinstance(original, Unanswerable):
             await self._refuse(original, parameters, send)
             return
@@ -239,8 +240,10 @@ def _parameters(query: bytes) -> _AuthParameters:
     found = dict(pairs)
     if len(found) != len(pairs):
         return _AuthParameters(problems="The query of /auth has a parameter twice.")
-    if found.keys() - {"domain", "denied"}:
-        return _AuthParameters(problems="The query of /auth has a parameter other than domain and denied.")
+    if found.keys() - {"domain", "denied", "headers"}:
+        return _AuthParameters(problems="The query of /auth has a parameter other than domain, denied and headers.")
     if found.get("denied", _DENIED) != _DENIED:
         return _AuthParameters(problems="The parameter denied can only be 403, as in /auth?denied=403.")
-    return _AuthParameters(found.get("domain"), 403 if "denied" in found else None)
+    if "headers" in found and found["headers"] not in SETS:
+        return _AuthParameters(problems=f"The parameter headers is one of {', '.join(SETS)}.")
+    return _AuthParameters(found.get("domain"), 403 if "denied" in found else None, found.get("headers"))

@@ -126,6 +126,12 @@ def nginx(uri="/", method="GET", ip="203.0.113.7", **headers):
     return {"X-Forwarded-For": ip, "X-Original-Method": method, "X-Original-URI": uri, **headers}
 
 
+def ingress(uri="/", method="GET", ip="203.0.113.7", host="shop.example", **headers):
+    """The headers with which ingress-nginx asks about a request."""
+    url = f"https://{host}{uri}"
+    return {"X-Forwarded-For": ip, "X-Original-Method": method, "X-Original-URL": url, "Host": "limits", **headers}
+
+
 def traefik(uri="/", method="GET", ip="203.0.113.7", host="shop.example", **headers):
     """The headers with which Traefik and Caddy ask about a request."""
     return {

@@ -17,7 +17,7 @@ from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.auth import Auth
 from ratelimit_mw.service.original_request import original_scope
 from ratelimit_mw.stores.memory import MemoryStore
-from tests.service.http_service import CLIENT, START, file, nginx, service, serving, traefik
+from tests.service.http_service import CLIENT, START, file, ingress, nginx, service, serving, traefik
 from tests.shells.asking import http_scope, serve
 
 LOGIN = {
@@ -203,9 +203,47 @@ def test_a_client_of_traefik_does_not_pass_with_the_headers_of_nginx(server, for
     assert made.refused == {"contradicting_headers": 1}
 
 
-def test_both_sets_of_headers_may_name_the_same_request(server):
-    answer = server.use().get("/auth", headers={**nginx("/a"), **traefik("/a")})
-    assert answer.status_code == 200
+NAMED = {"original": nginx, "original-url": ingress, "forwarded": traefik}
+SENT = {"X-Original-URI": "/f", "X-Original-URL": "http://h/f", "X-Forwarded-Uri": "/f", "X-Forwarded-Method": "GET"}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_set_that_the_query_names_is_read_and_the_others_are_ignored(server, name):
+    client = server.use(file([LOGIN]))
+    headers = {**SENT, **NAMED[name]("/login?next=%2F", "POST")}
+    asked = [client.get(f"/auth?headers={name}", headers=headers).status_code for _ in range(2)]
+    unnamed = client.get("/auth?denied=403", headers=headers).status_code
+    assert (asked, unnamed) == ([200, 429], 403)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_set_that_the_query_names_must_be_there(server, name):
+    others = {**nginx(), **ingress(), **traefik()}
+    headers = {key: value for key, value in others.items() if not key.endswith(("URI", "URL", "Uri"))}
+    answer = server.use().get(f"/auth?headers={name}", headers=headers)
+    assert (answer.status_code, "are missing" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://shop.example/login?a=1", ("https", "shop.example", "/login", b"a=1")),
+        ("HTTP://shop.example:8080//login", ("http", "shop.example:8080", "//login", b"")),
+        ("http://shop.example", ("http", "shop.example", "/", b"")),
+        ("http://shop?/login", ("http", "shop?", "/login", b"")),  # the Host of a client is in this header
+        ("/login?next=http://x/", ("http", None, "/login", b"next=http://x/")),
+    ],
+)
+def test_the_url_of_ingress_nginx_has_the_scheme_the_host_and_the_path(url, expected):
+    headers = [(b"x-original-method", b"GET"), (b"x-original-url", url.encode())]
+    found = original_scope({"asgi": {}, "headers": headers}, "original-url")
+    request = AsgiRequest(found)
+    assert (found["scheme"], request.header("host"), found["path"], found["query_string"]) == expected
+
+
+def test_only_three_sets_have_a_name(server):
+    answer = server.use().get("/auth?headers=nginx", headers=nginx())
+    assert (answer.status_code, "original, original-url, forwarded" in answer.text) == (400, True)
 
 
 def test_two_different_lines_of_a_header_are_refused(server):
@@ -404,6 +442,7 @@ def test_requests_are_shed_under_load(server, tmp_path, monkeypatch):
 NAMES = st.sampled_from(
     [
         *("x-original-method", "x-original-uri", "x-forwarded-method", "x-forwarded-uri", "x-forwarded-host"),
+        "x-original-url",
         *("x-forwarded-for", "host", "cookie", "authorization", "accept", "x-ratelimit-token", "x-request-start"),
     ]
 )
@@ -424,7 +463,10 @@ def curious():
     made.limiter.close()
 
 
-@given(headers=st.lists(st.tuples(NAMES, VALUES), max_size=12), query=st.binary(max_size=30))
+QUERIES = st.binary(max_size=30) | st.sampled_from([b"headers=" + name.encode() for name in NAMED])
+
+
+@given(headers=st.lists(st.tuples(NAMES, VALUES), max_size=12), query=QUERIES)
 @settings(max_examples=150)
 def test_no_bytes_in_headers_make_auth_fail(curious, headers, query):
     scope = {
