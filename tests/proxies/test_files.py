@@ -103,7 +103,9 @@ def test_the_rules_that_the_page_shows_are_those_of_the_files():
 
 def test_the_configurations_that_were_not_run_can_be_parsed_at_least():
     (traefik,) = re.findall(r"^```yaml\n(# Traefik.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert yaml.safe_load(traefik)["http"]["middlewares"]["ratelimit"]["forwardAuth"]["address"].endswith("/auth")
+    assert yaml.safe_load(traefik)["http"]["middlewares"]["ratelimit"]["forwardAuth"]["address"].endswith(
+        "/auth?headers=forwarded"
+    )
 
 
 @pytest.mark.parametrize("page", [PAGE, MOVING], ids=["beside-your-proxy", "moving-from-envoy-ratelimit"])
