@@ -28,8 +28,8 @@ _LIBRARIES = ("grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn"
 def serve(**texts: str | bool | None) -> None:
     """Serve decisions to Envoy (gRPC), nginx (/auth) and apps in any language (HTTP).
 
-    SIGTERM drains and ends the service, a second one ends it at once. SIGHUP looks for newer rules, and reads the
-    token file.
+    SIGTERM drains and ends the service, a second one ends it at once. SIGHUP looks at once for
+    newer rules, certificates and tokens.
     """
     require_extra("serve")
     log_to_stderr(as_json=texts["log_format"] == "json")

@@ -13,7 +13,7 @@ __all__ = ["Address", "Settings", "serve"]
 def serve(settings: Settings) -> None:
     """Serve until a SIGTERM or SIGINT, and then until all requests under way are answered.
 
-    A second signal ends the process at once. SIGHUP looks for newer rules at once, and reads the token file.
+    A second signal ends the process at once. SIGHUP looks at once for newer rules, certificates and tokens.
 
     Args:
         settings: The settings.

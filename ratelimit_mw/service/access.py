@@ -21,10 +21,11 @@ from typing import Literal, NamedTuple
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.service.settings import Settings
 
-Right = Literal["check", "admin"]
-"""`check`: ask for decisions. `admin`: everything."""
+Role = Literal["check", "admin"]
+Right = Literal["check", "refund", "admin"]
+"""`check`: ask for decisions. `refund`: give hits back, too. `admin`: everything."""
 
-_ROLES: tuple[Right, ...] = ("check", "admin")
+_ROLES: tuple[Role, ...] = ("check", "admin")
 _SHORTEST = 16
 _LONGEST = 4096
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # b64token of RFC 6750, so that every token fits into a header
@@ -34,7 +35,7 @@ _FORM = "a line is 'check TOKEN' or 'admin TOKEN'"
 class Token(NamedTuple):
     """A token of the file."""
 
-    role: Right
+    role: Role
     secret: bytes
 
 
@@ -63,7 +64,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
             # The number is in the sentence, because commands show the line that a problem names, with its token.
             problems.append(Problem(f"line {number}: {fault}", name, hint=_FORM))
         else:
-            role: Right = "admin" if words[0] == "admin" else "check"
+            role: Role = "admin" if words[0] == "admin" else "check"
             tokens.append(Token(role, words[1].encode()))
     if not tokens and not problems:
         problems.append(Problem("the file has no token", name, hint=_FORM))
@@ -93,6 +94,8 @@ class Access:
     With a token file, each caller needs a token. Without it, the ports are on loopback or require client certificates
     (`Settings.read` refuses other ports), and all callers may do everything.
 
+    With `--allow-anyone`, all callers may ask for decisions. For the rest, they need a token or a certificate.
+
     Args:
         settings: The settings.
 
@@ -101,10 +104,11 @@ class Access:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._file = settings.token_file
+        self.file = settings.token_file
         self._tokens: tuple[Token, ...] = ()
-        self.by_token = self._file is not None
-        """Whether callers need a token. If not, `allows` need not be asked."""
+        self.by_token = self.file is not None and not settings.allow_anyone
+        """Whether callers need a token to ask for decisions. If not, `allows` need not be asked about that."""
+        self._all_known = not settings.allow_anyone or settings.client_ca is not None
         self.read()
 
     def read(self) -> None:
@@ -113,19 +117,21 @@ class Access:
         Raises:
             ConfigurationError: The token file cannot be used. The tokens from before stay valid.
         """
-        if self._file is not None:
-            self._tokens = read_tokens(self._file)
+        if self.file is not None:
+            self._tokens = read_tokens(self.file)
 
     def allows(self, right: Right, authorization: str | None) -> bool:
         """Return True if a caller with this header `authorization` (as in `Bearer TOKEN`) has this right."""
-        if not self.by_token:
+        if right == "check" and not self.by_token:
             return True
+        if self.file is None:
+            return self._all_known
         scheme, _, text = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return False
         given = text.strip().encode("utf-8", "replace")
         allowed = False
         for role, secret in self._tokens:  # all of them, so that the time does not tell which one is the right one
-            if compare_digest(secret, given) and right in ("check", role):
+            if compare_digest(secret, given) and (right != "admin" or role == "admin"):
                 allowed = True
         return allowed

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ratelimit_mw.service.api import refused_caller
+from ratelimit_mw.service.access import Right
+from ratelimit_mw.service.api import probes, refused_caller
 from ratelimit_mw.service.checks import as_json
 from ratelimit_mw.service.metrics import Metrics
 from ratelimit_mw.service.rules_text import rules_text
@@ -20,9 +21,10 @@ from ratelimit_mw.service.state import Service
 
 
 def admin_app(service: Service) -> Starlette:
-    """Return the app that is served at `--admin`. With a token file, every endpoint needs an admin token."""
+    """Return the app that is served at `--admin`. With a token file, all but the probes need an admin token."""
     metrics = Metrics(service)
     settings = service.settings
+    right: Right = "check" if settings.token_file is None else "admin"  # without tokens, this port is on loopback
     # A browser reads this port for a page of the web if the name of that page leads to this machine (DNS rebinding).
     # It sends no Origin then, but the name as the Host. Tokens and certificates prevent this, too.
     by_local_name = settings.token_file is None and settings.tls_cert is None and _is_tcp(settings.admin)
@@ -42,7 +44,7 @@ def admin_app(service: Service) -> Starlette:
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            refusal = refused_caller(service, request, "admin")
+            refusal = refused_caller(service, request, right)
             if refusal is None and by_local_name and not _is_local(request.headers.get("host", "")):
                 service.refuse("host")
                 refusal = JSONResponse({"problems": [_NOT_LOCAL]}, 421)
@@ -51,7 +53,8 @@ def admin_app(service: Service) -> Starlette:
         return answer
 
     endpoints = {"/metrics": show_metrics, "/rlconfig": show_rules, "/stats": show_state}
-    return Starlette(routes=[Route(path, guarded(endpoint)) for path, endpoint in endpoints.items()])
+    routes = [Route(path, guarded(endpoint)) for path, endpoint in endpoints.items()]
+    return Starlette(routes=[*routes, *probes(service)])
 
 
 _NOT_LOCAL = "the Host of a request must be localhost or a loopback address, or the service needs a token file"

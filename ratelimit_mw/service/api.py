@@ -49,8 +49,7 @@ def http_app(service: Service) -> ASGIApp:
             Route("/v1/reset", admin(api.reset), methods=["POST"]),
             Route("/json", check(api.json), methods=["GET", "POST"]),
             Route("/healthcheck", api.health),
-            Route("/livez", api.alive),
-            Route("/readyz", api.ready),
+            *probes(service),
         ]
     )
 
@@ -65,6 +64,20 @@ def http_app(service: Service) -> ASGIApp:
             service.under_way -= 1
 
     return app
+
+
+def probes(service: Service) -> list[Route]:
+    """Return the endpoints that tell the health of the process to any caller: `/livez` and `/readyz`."""
+
+    async def alive(_request: Request) -> Response:
+        """200 as long as the event loop runs."""
+        return PlainTextResponse("alive\n")
+
+    async def ready(_request: Request) -> Response:
+        """200 if a load balancer may send requests."""
+        return PlainTextResponse("ready\n") if service.ready else PlainTextResponse("not ready\n", 503)
+
+    return [Route("/livez", alive), Route("/readyz", ready)]
 
 
 async def read_body(request: Request) -> bytes:
@@ -179,14 +192,6 @@ class _Api:
         """`/healthcheck`: the answers of envoyproxy/ratelimit."""
         return PlainTextResponse("OK") if self._service.ready else Response(status_code=500)
 
-    async def alive(self, _request: Request) -> Response:
-        """`/livez`: 200 as long as the event loop runs."""
-        return PlainTextResponse("alive\n")
-
-    async def ready(self, _request: Request) -> Response:
-        """`/readyz`: 200 if a load balancer may send requests."""
-        return PlainTextResponse("ready\n") if self._service.ready else PlainTextResponse("not ready\n", 503)
-
     def _reader(self) -> CheckReader:
         return CheckReader(self._limiter.engine.current())
 
@@ -209,10 +214,13 @@ def refused_caller(service: Service, request: Request, right: Right) -> Response
         service.refuse("browser")
         return JSONResponse({"problems": ["pages in browsers may not ask"]}, 403)
     access = service.access
-    if not access.by_token or access.allows(right, request.headers.get("authorization")):
+    authorization = request.headers.get("authorization")
+    if access.allows(right, authorization):
         return None
     service.refuse("unauthorized")
-    if access.allows("check", request.headers.get("authorization")):
+    peer = request.client.host if request.client is not None else "unix"
+    service.warn(f"unauthorized {right}", "a caller at %s was refused: this needs a token for %r", peer, right)
+    if access.allows("check", authorization):
         return JSONResponse({"problems": ["this needs an admin token"]}, 403)
     challenge = {"WWW-Authenticate": "Bearer"}
     return JSONResponse({"problems": ["this needs a token: Authorization: Bearer TOKEN"]}, 401, challenge)

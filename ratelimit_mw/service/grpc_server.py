@@ -5,13 +5,14 @@ This module is internal: its names may change in any release.
 
 import asyncio
 import math
-from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ratelimit_mw.service.credentials import Certificates
 from ratelimit_mw.service.messages import DENIED, SERVICE, Refused, TooLong
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
@@ -61,10 +62,9 @@ class GrpcServer:
         Raises:
             RuntimeError: The address cannot be bound.
         """
-        settings, target = self._service.settings, str(self._address)
-        if settings.tls_cert is not None and settings.tls_key is not None and not self._address.path:
-            credentials = _credentials(settings.tls_cert, settings.tls_key, settings.client_ca)
-            port = self._server.add_secure_port(target, credentials)
+        certificates, target = self._service.certificates, str(self._address)
+        if certificates is not None and not self._address.path:
+            port = self._server.add_secure_port(target, _credentials(certificates))
         else:
             port = self._server.add_insecure_port(target)
         await self._server.start()
@@ -84,6 +84,7 @@ class GrpcServer:
         service.asked["ShouldRateLimit"] += 1
         if service.access.by_token and not service.access.allows("check", _authorization(context)):
             service.refuse("no valid token")
+            service.warn("no valid token", "a caller at %s was refused: gRPC needs a token", _peer(context))
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid token is required")
         left = cast("float | None", context.time_remaining())  # None without a deadline
         if (left is not None and left <= 0) or context.cancelled():  # its client no longer waits: it is not charged
@@ -107,12 +108,19 @@ def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | Non
     return None
 
 
+def _peer(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    """Return the address of a caller without its port, or "unix"."""
+    kind, _, address = context.peer().partition(":")
+    return unquote(address.rpartition(":")[0]) if kind in ("ipv4", "ipv6") else kind
+
+
 def _options(settings: Settings) -> list[tuple[str, int]]:
     options = [
         ("grpc.so_reuseport", 0),  # it would hide that the port is taken
         ("grpc.max_receive_message_length", settings.max_message * _TRANSPORT_FACTOR),
         ("grpc.max_metadata_size", _MAX_METADATA),  # beyond it, requests are rejected at random
         ("grpc.absolute_max_metadata_size", _MAX_METADATA),  # beyond it, all of them
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server.max_pending_requests", _MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
     ]
@@ -124,12 +132,23 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return options
 
 
-def _credentials(certificate: Path, key: Path, client_ca: Path | None) -> grpc.ServerCredentials:
-    pair = key.read_bytes(), certificate.read_bytes()
-    authorities = None if client_ca is None else client_ca.read_bytes()
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=authorities, require_client_auth=authorities is not None
-    )
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Return credentials that use the certificates of now. grpc asks for them at each handshake."""
+
+    def configured() -> grpc.ServerCertificateConfiguration:
+        chain, key, client_ca = certificates.latest
+        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=client_ca)
+
+    used = certificates.latest
+
+    def changed() -> Any:  # None keeps the configuration: the types do not know it
+        nonlocal used
+        if certificates.latest is used:
+            return None
+        used = certificates.latest
+        return configured()
+
+    return grpc.dynamic_ssl_server_credentials(configured(), changed, certificates.latest.client_ca is not None)
 
 
 class _Health(health_pb2_grpc.HealthServicer):

@@ -60,12 +60,17 @@ def protocol_of(service: Service) -> type[asyncio.Protocol]:
     class HttpProtocol(base):  # type: ignore[misc]  # uvicorn chooses its base when it is imported
         """One connection."""
 
+        connections: set[Any]  # of this port
         cycle: Any
         loop: asyncio.AbstractEventLoop
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             self._look_again = self.loop.call_later(_FIRST_HEAD, self._look, None)
+            if len(self.connections) > service.settings.max_connections:
+                service.refuse("too_many_connections")
+                service.warn("too_many_connections", "a connection was closed: the port has --max-connections of them")
+                transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._look_again.cancel()

@@ -1,19 +1,48 @@
-"""The ports of the service, and their TLS. They are bound before anything is served, so that a taken port is reported.
+"""The ports of the service. They are bound before anything is served, so that a taken port is reported.
 
 This module is internal: its names may change in any release.
 """
 
+import errno
 import socket
-import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.service.settings import Address, Settings, flag_of
+from ratelimit_mw.service.settings import Address, flag_of
 
 _BACKLOG = 2048
 """The connections that may wait to be accepted. The servers set it again."""
+
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class _Listener(socket.socket):
+    """A listening socket that asyncio leaves alone for a second if the process has no descriptor left.
+
+    asyncio accepts as many times in a row as connections may wait, and reports each failure. After the first one, it
+    is told here that no connection waits.
+    """
+
+    _exhausted = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._exhausted:
+            self._exhausted = False
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except OSError as error:
+            self._exhausted = is_exhausted(error)
+            raise
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Return True if the process or the machine cannot open a further connection."""
+    return error.errno in _EXHAUSTED
 
 
 def bind(addresses: Mapping[str, Address]) -> Mapping[str, socket.socket]:
@@ -59,32 +88,6 @@ def listen(sockets: Mapping[str, socket.socket], addresses: Mapping[str, Address
         raise ConfigurationError(problems)
 
 
-def tls_problems(settings: Settings) -> list[Problem]:
-    """Return what is wrong with the certificates and the key of the settings."""
-    problems: list[Problem] = []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    if settings.tls_cert is not None:
-        try:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
-        except (OSError, ValueError) as error:
-            flags = "--tls-cert and --tls-key: they must be a certificate chain and its key without a password, in PEM"
-            problems.append(Problem(f"{flags} ({_reason(error)})"))
-    if settings.client_ca is not None:
-        try:
-            context.load_verify_locations(settings.client_ca)
-        except (OSError, ValueError) as error:
-            problems.append(Problem(f"--client-ca: it must be certificates of authorities, in PEM ({_reason(error)})"))
-    return problems
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password")  # without this callback, the process would wait for one to be typed
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-
-
 def _unusable(name: str, address: Address, error: Exception) -> Problem:
     return Problem(f"{flag_of(name)}: {address} can't be used: {getattr(error, 'strerror', None) or error}")
 
@@ -114,7 +117,7 @@ def _bound(address: Address) -> socket.socket:
     family, kind, protocol, _, target = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    found = socket.socket(family, kind, protocol)
+    found = _Listener(family, kind, protocol)
     try:
         # A process that ended a moment ago must not keep the port taken. Ports that are served stay taken.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -133,7 +136,7 @@ def _bound_unix(path: str) -> socket.socket:
         except ConnectionRefusedError:
             if Path(path).is_socket():
                 Path(path).unlink()
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found = _Listener(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.bind(path)
     except BaseException:

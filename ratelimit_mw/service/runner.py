@@ -13,20 +13,20 @@ import math
 import os
 import signal
 import socket
-import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import uvicorn
 
 from ratelimit_mw.envoy.words import UNREACHED
-from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.service import ports
 from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
+from ratelimit_mw.service.credentials import Certificates, ReadAgain
 from ratelimit_mw.service.grpc_server import GrpcServer
 from ratelimit_mw.service.http_protocol import protocol_of
 from ratelimit_mw.service.servable import require_servable, warn_of_waits
@@ -40,6 +40,10 @@ _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE = 120
 """The seconds after which an idle HTTP connection is closed. Proxies close theirs earlier (nginx after 60, Traefik
 after 90), so no request is sent on a connection that is just being closed."""
+
+
+_LOOK_EVERY = 1.0
+"""The seconds between two looks at the files of certificates and tokens."""
 
 
 def run(settings: Settings) -> None:
@@ -59,8 +63,13 @@ def run(settings: Settings) -> None:
 
 def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     """Return the service and its bound sockets by name, or raise ConfigurationError with every reason against it."""
-    problems = ports.tls_problems(settings)
-    access, limiter, sockets = None, None, None
+    problems: list[Problem] = []
+    certificates, access, limiter, sockets = None, None, None, None
+    if settings.tls_cert is not None:
+        try:
+            certificates = Certificates(settings)
+        except ConfigurationError as error:
+            problems += error.problems
     try:
         access = Access(settings)
     except ConfigurationError as error:
@@ -85,7 +94,7 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
         if limiter is not None:
             limiter.close()
         raise ConfigurationError(problems)
-    return Service(settings, limiter, access), sockets
+    return Service(settings, limiter, access, certificates), sockets
 
 
 def _holds_for_a_service(record: logging.LogRecord) -> bool:
@@ -123,16 +132,21 @@ class _Runner:
         self._stopping = asyncio.Event()
         self._grpc: GrpcServer | None = None
         self._http: dict[str, tuple[_HttpServer, asyncio.Task[None]]] = {}
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._files = [ReadAgain("the tokens", [service.access.file], service.access.read)]
+        if service.certificates is not None:
+            self._files.append(ReadAgain("the certificates", service.certificates.files, service.certificates.read))
 
     async def run(self) -> None:
         """Serve until a signal, then drain."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._report)
         for number in _STOPS:
             loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
         try:
             await self._start()
+            self._keep(self._watch_files())
             await self._stopping.wait()
             await self._drain()
         finally:
@@ -157,6 +171,8 @@ class _Runner:
             served["grpc"] = await self._grpc.start()
             await self._grpc.tell_health(serving=True)
         service.started = True
+        if service.settings.allow_anyone:
+            logger.warning("--allow-anyone: every caller that reaches these ports may ask for decisions")
         logger.info("ready: %s", ", ".join(f"{name} at {served[name]}" for name in sorted(served)))
 
     async def _start_http(self, name: str, app: Any) -> Address:
@@ -178,21 +194,36 @@ class _Runner:
             os._exit(128 + number)
         self._stopping.set()
 
-    def _reload(self) -> None:
-        task = asyncio.create_task(self._look())
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the servers, and keep its task from being collected."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _look(self) -> None:
-        try:
-            self._service.access.read()
-        except ConfigurationError as error:
-            logger.error("the token file can't be used, so the tokens from before stay valid: %s", error)  # noqa: TRY400  the error has all reasons
+    async def _watch_files(self) -> None:
+        """Read certificates and tokens again when their files change."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            for each in self._files:
+                each.look()
+
+    async def _reload(self) -> None:
+        for each in self._files:
+            each.look(at_once=True)
         with contextlib.suppress(ConfigurationError):  # the limiter logs them
             try:
                 await self._service.limiter.areload()
             except StoreUnavailable as error:
                 logger.warning("the rules can't be read: %s", error)
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error that no code awaits, and those of missing descriptors in one line."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and ports.is_exhausted(error):
+            self._service.refuse("no_descriptors")
+            self._service.warn("no_descriptors", "new connections wait, because none can be opened: %s", error.strerror)
+        else:
+            loop.default_exception_handler(context)
 
     async def _drain(self) -> None:
         """Say that the service is not ready, answer everything that was accepted, and close the ports."""
@@ -218,13 +249,8 @@ class _Runner:
 
 
 def _config(service: Service, name: str, address: Address, app: Any) -> uvicorn.Config:
-    settings = service.settings
-    tls: dict[str, Any] = {}
-    if settings.tls_cert is not None and not address.path:
-        tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
-        if settings.client_ca is not None and name != "admin":
-            tls |= {"ssl_ca_certs": str(settings.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
-    return uvicorn.Config(
+    certificates = service.certificates
+    config = uvicorn.Config(
         app,
         http=protocol_of(service),
         lifespan="off",
@@ -234,6 +260,9 @@ def _config(service: Service, name: str, address: Address, app: Any) -> uvicorn.
         server_header=False,
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=math.ceil(settings.grace),
-        **tls,
+        timeout_graceful_shutdown=math.ceil(service.settings.grace),
     )
+    config.load()
+    if certificates is not None and not address.path:
+        config.ssl = certificates.context(of_clients=name != "admin")
+    return config

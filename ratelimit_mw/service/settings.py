@@ -94,6 +94,12 @@ def _message_size(text: str) -> int:
     return size
 
 
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise ValueError(f"{quoted(text)} is not a number from 1 to 999999")
+    return int(text)
+
+
 def _share(text: str) -> float:
     try:
         share = float(text)
@@ -183,7 +189,9 @@ class Settings:
         Path, None, "FILE", "gRPC and HTTP require client certificates of these authorities, PEM."
     )
     token_file: Path | None = _flag(Path, None, "FILE", "The tokens that callers need.")
+    allow_anyone: bool = _switch("All callers may ask for decisions, for a network that is closed otherwise.")
     max_message: int = _flag(_message_size, "64KiB", "SIZE", "The longest gRPC message.")
+    max_connections: int = _flag(_count, "4096", "NUMBER", "The most connections of each port.")
     max_connection_age: float = _flag(
         _age, "off", "TIME", "The age at which gRPC connections end, so that clients find new processes."
     )
@@ -261,6 +269,7 @@ def _inconsistent(settings: Settings) -> list[Problem]:
             continue
         if name == "admin":
             problems.append(Problem(f"--admin: {address} is not loopback, so it needs --token-file"))
-        elif settings.client_ca is None:
-            problems.append(Problem(f"--{name}: {address} is not loopback, so it needs --token-file or --client-ca"))
+        elif settings.client_ca is None and not settings.allow_anyone:
+            needed = "--token-file or --client-ca, or --allow-anyone on a network that is closed otherwise"
+            problems.append(Problem(f"--{name}: {address} is not loopback, so it needs {needed}"))
     return problems

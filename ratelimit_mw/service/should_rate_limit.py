@@ -50,6 +50,7 @@ class ShouldRateLimit:
             found = rules.of(request.domain)
             if found is None:
                 self._service.unknown_domains += 1
+                self._service.warn("unknown domain", "a request passed without a limit: no rules have its domain")
                 return passed(len(request.lists))
             asked = self._planned(found, request)
             if plans is not None and len(data) <= _LONGEST_KEPT and plans.seen(data):

@@ -3,11 +3,20 @@
 This module is internal: its names may change in any release.
 """
 
+import logging
+import time
 from collections import Counter
 
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.service.access import Access
+from ratelimit_mw.service.credentials import Certificates
 from ratelimit_mw.service.settings import Settings
+
+logger = logging.getLogger("ratelimit_mw.service")
+
+_MOST_LINES = 10
+"""The lines of the log in a minute about one kind of refused requests."""
 
 
 class Service:
@@ -17,12 +26,16 @@ class Service:
         settings: The settings.
         limiter: The limiter that decides.
         access: Who may ask.
+        certificates: The certificates of TCP ports. None without TLS.
     """
 
-    def __init__(self, settings: Settings, limiter: RateLimiter, access: Access) -> None:
+    def __init__(
+        self, settings: Settings, limiter: RateLimiter, access: Access, certificates: Certificates | None = None
+    ) -> None:
         self.settings = settings
         self.limiter = limiter
         self.access = access
+        self.certificates = certificates
         self.started = False
         """All ports are open."""
         self.draining = False
@@ -35,6 +48,9 @@ class Service:
         """How many requests were refused, by reason. The reasons are constants, never what a client sent."""
         self.unknown_domains = 0
         """How many requests had a domain that the rules do not have. They passed."""
+        self._lines = LineLimit()
+        if certificates is not None:
+            certificates.refused = self._refuse_handshake
 
     @property
     def ready(self) -> bool:
@@ -44,3 +60,20 @@ class Service:
     def refuse(self, reason: str) -> None:
         """Count a refused request, by a constant reason such as "message too long"."""
         self.refused[reason] += 1
+
+    def warn(self, subject: str, message: str, *arguments: object) -> None:
+        """Log what callers can cause, at most ten times a minute.
+
+        Args:
+            subject: What the line is about, a constant.
+            message: The line. Neither it nor its arguments may have what a client sent.
+            arguments: The arguments of the message.
+        """
+        omitted = self._lines.omitted(subject, _MOST_LINES, time.monotonic_ns() // 1_000)
+        if omitted is not None:
+            more = f" ({omitted} more of these were not logged)" if omitted else ""
+            logger.warning("%s%s", message % arguments, more)
+
+    def _refuse_handshake(self, reason: str) -> None:
+        self.refuse("tls_handshake")
+        self.warn("tls_handshake", "a caller of --http or --admin was refused in its TLS handshake: %s", reason)

