@@ -36,6 +36,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import rule_names
+from ratelimit_mw.service.servable import as_served
 
 
 def check(
@@ -54,6 +55,9 @@ def check(
     require_limits: Annotated[
         bool, typer.Option("--require-limits", help="A route of the app that no rule limits is an error.")
     ] = False,
+    for_service: Annotated[
+        bool, typer.Option("--for-service", help="Check the files as `serve` reads them: Envoy sends the entries.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Report all errors in rules files, with their places. The exit code is 0 if all files can be loaded.
@@ -61,11 +65,16 @@ def check(
     Warnings are about rules that can be loaded but have no effect: they match no request, another rule always replaces
     them, or they can never deny because a stricter rule always denies first.
 
+    With `--for-service`, a rule that a service cannot serve is an error, and limits whose entries no request sends are
+    no warning, because Envoy sends them.
+
     With `--app`, a rule whose path matches no route of the app is a warning, and the routes are listed that no rule
     has a path for. A name in a decorator or dependency that no rule has is an error. A rule that counts by a signed
     session cookie is a warning, because the cookie changes while its user stays.
     """
     examined = {file: examined_file(file) for file in files or [os.environ.get(RULES_VARIABLE) or DEFAULT_CONFIG]}
+    if for_service:
+        examined = {file: as_served(found, file) for file, found in examined.items()}
     compared: dict[str, Comparison] = {}
     if app is None and require_limits:
         fail("--require-limits needs --app", Exit.USAGE)

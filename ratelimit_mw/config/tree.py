@@ -138,6 +138,14 @@ class Map(dict[str, "Node"]):
         else:
             self[key] = node
 
+    def take(self, key: str, other: "Map") -> None:
+        """Add the value that another mapping has for a key, with the place that it has there."""
+        self.keys_at[key] = other.keys_at[key]
+        if key in other:
+            self[key] = other[key]
+        else:
+            self.dropped |= {key}
+
 
 Node = Scalar | Items | Map
 

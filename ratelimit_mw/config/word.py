@@ -273,11 +273,11 @@ class Section:
         return values if self._make is None else self._make(**{key: values[word] for key, word in self.words.items()})
 
     def _report_missing(self, node: Map, problems: Problems) -> None:
-        missing = [word.key for word in self.words.values() if word.required and word.key not in node.keys_at]
+        missing = [repr(word.key) for word in self.words.values() if word.required and word.key not in node.keys_at]
         if self._any_of and not any(key in node.keys_at for key in self._any_of):
-            missing.append(self._any_of[0])
+            missing.append(" or ".join(map(repr, self._any_of)))
         if missing:
-            listed = " and ".join(map(repr, missing))
+            listed = " and ".join(missing)
             message = f"the key {listed} is missing" if len(missing) == 1 else f"the keys {listed} are missing"
             problems.add(node.place, message, self._example)
 

@@ -153,6 +153,7 @@ class _Composer:
 
     def _map(self, start: Event, events: Iterator[Event], path: str, depth: int) -> Map:
         mapping = Map(self._place(start, path))
+        merged: list[Map] = []
         while not isinstance(event := next(events), MappingEndEvent):
             key = self._node(event, events, path, depth + 1)
             place = self._place(event, path)
@@ -161,13 +162,24 @@ class _Composer:
             if text is None:
                 self._problems.add(place, "a key must be text, not a list or a mapping")
             elif text == "<<":
-                self._problems.add(place, "merge keys ('<<') are not supported", "repeat the keys")
+                merged += self._merged(value, place)
             elif text in mapping.keys_at:
                 first = mapping.keys_at[text]
                 self._problems.add(place, f"duplicate key {quoted(text)}", f"the first is at line {first.line}")
             else:
                 mapping.put(text, place, value)
+        for each in merged:
+            for name in [name for name in each.keys_at if name not in mapping.keys_at]:
+                mapping.take(name, each)
         return mapping
+
+    def _merged(self, value: Node, place: Place) -> list[Map]:
+        """Return the mappings that a merge key names. Keys beside it, and of earlier mappings, take precedence."""
+        found = value if isinstance(value, Items) else [value]
+        maps = [each for each in found if isinstance(each, Map)]
+        if len(maps) != len(found):
+            self._problems.add(place, "'<<' merges mappings", "write an alias, as in <<: *name")
+        return maps
 
 
 _EXPLANATIONS = (

@@ -19,7 +19,6 @@ from typing import Any
 
 import uvicorn
 
-from ratelimit_mw.envoy.words import UNREACHED
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.service import ports
@@ -29,7 +28,7 @@ from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.credentials import Certificates, ReadAgain
 from ratelimit_mw.service.grpc_server import GrpcServer
 from ratelimit_mw.service.http_protocol import protocol_of
-from ratelimit_mw.service.servable import require_servable, warn_of_waits
+from ratelimit_mw.service.servable import holds, require_servable, warn_of_waits
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.state import Service
 
@@ -98,8 +97,7 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
 
 
 def _holds_for_a_service(record: logging.LogRecord) -> bool:
-    """Whether a record is to be logged. Envoy sends entries itself, so no list of entries in the rules is missing."""
-    return f": {UNREACHED}" not in record.getMessage()
+    return holds(record.getMessage())
 
 
 class _HttpServer(uvicorn.Server):

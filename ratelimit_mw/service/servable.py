@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config.file import RULES
-from ratelimit_mw.config.load import Config, examine
+from ratelimit_mw.config.load import Config, Examined, examine
 from ratelimit_mw.config.tree import Place
 from ratelimit_mw.config.word import Values
+from ratelimit_mw.envoy.words import UNREACHED
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -100,6 +101,18 @@ def unservable(rules: Rules, config: Config | None = None) -> tuple[Problem, ...
                     message = f"rules[{rule.rank}].{fault.key}: the rule {name} can't be served: {fault.why}"
                     found.append(Problem(message, place.file, place.line, place.column, _HINT))
     return tuple(found)
+
+
+def as_served(found: Examined, config: Config) -> Examined:
+    """Return what a service finds in an examined file: also what it cannot serve, but only what `holds` for it."""
+    refused = unservable(found.rules, config) if found.rules else ()
+    warnings = tuple(warning for warning in found.warnings if holds(warning.message))
+    return found._replace(problems=(*found.problems, *refused), warnings=warnings)
+
+
+def holds(warning: str) -> bool:
+    """Whether a warning is true of a service. Envoy sends the entries itself, so no list of them is missing."""
+    return f": {UNREACHED}" not in warning
 
 
 def warn_of_waits(rules: Rules, config: Config | None = None) -> None:

@@ -118,7 +118,7 @@ def test_several_files_of_which_one_would_not_load(run):
                 "rules": None,
                 "problems": [
                     {
-                        "message": "the key 'rules' is missing",
+                        "message": "the key 'rules' or 'descriptors' is missing",
                         "file": "r.yaml",
                         "line": 1,
                         "column": 1,
@@ -140,3 +140,20 @@ def test_functions_are_found_in_the_folder_that_the_command_is_run_in(run):
 def test_a_file_in_shadow(run):
     Path("r.yaml").write_text("domain: d\nshadow: true\nrules:\n- {name: a, limit: 5 per minute}\n", "utf-8")
     assert run("check", "r.yaml") == (0, "r.yaml: valid, 1 rule, shadow: d is not enforced\n", "")
+
+
+def test_a_file_for_the_service_has_no_warning_of_entries_that_envoy_sends(run, tmp_path):
+    (tmp_path / "go.yaml").write_text(
+        "domain: d\ndescriptors:\n  - {key: user, rate_limit: {unit: day, requests_per_unit: 5}}\n"
+    )
+    for_an_app, for_the_service = run("check", "go.yaml"), run("check", "go.yaml", "--for-service")
+    assert "warning: descriptors[0].rate_limit: no request sends the entries of 'user'" in for_an_app[1]
+    assert for_the_service == (0, "go.yaml: valid, 1 rule\n", "")
+
+
+def test_what_a_service_cannot_serve_is_an_error_in_a_file_for_it(run, tmp_path):
+    (tmp_path / "app.yaml").write_text("domain: d\nrules:\n  - {name: a, limit: 5/s, count: {status: [401]}}\n")
+    assert run("check", "app.yaml")[0] == 0
+    code, printed, _ = run("check", "app.yaml", "--for-service")
+    assert code == 1
+    assert "app.yaml:3:27: error: rules[0].count: the rule 'a' can't be served: count needs" in printed

@@ -115,6 +115,18 @@ def test_an_alias_stands_for_what_it_names():
     assert [charge.ask.quota.limit for charge in rule_set.plan(rule_set.attributes.request_from({}))] == [5, 5]
 
 
+def test_a_merge_key_repeats_keys_that_are_not_beside_it():
+    merged = load_text(
+        "domain: d\n"
+        "rules:\n"
+        "  - &a {name: a, by: user, limit: 5 per minute, cost: 2}\n"
+        "  - {<<: *a, name: b}\n"
+        "  - {name: c, limit: 7 per minute, <<: [{by: ip, cost: 3}, *a]}\n"
+    )
+    found = [(rule.rule.name, rule.quotas[0].limit, rule.by, rule.cost) for rule in merged.parts[0].compiled]
+    assert found == [("a", 5, ("user",), 2), ("b", 5, ("user",), 2), ("c", 7, ("ip",), 3)]
+
+
 def test_json_is_yaml():
     assert load_text(json.dumps({"domain": "d", "rules": [{"name": "a", "limit": "5/s"}]})).domain == "d"
 
@@ -146,7 +158,7 @@ def test_what_is_no_readable_file_is_said(config, said):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        case({}, ["the keys 'domain' and 'rules' are missing"], id="nothing"),
+        case({}, ["the keys 'domain' and 'rules' or 'descriptors' are missing"], id="nothing"),
         case(
             {"domain": "d", "rules": [{"name": "a", "limit": "5/s"}] * 2 + [{"name": "b", "limit": "5 per minit"}]},
             [
