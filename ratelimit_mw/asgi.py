@@ -144,6 +144,8 @@ class RateLimitMiddleware:
                 send = partial(_send_with_headers, answers, handle, send)
             await self.app(scope, receive, send)
         finally:
+            if handle.unsettled:  # of a view that was unknown until this request, so that nothing tracks its response
+                await handle.release()
             handle.detach()
 
     async def _serve_special(
@@ -175,9 +177,9 @@ class RateLimitMiddleware:
             if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
-            if rules.settling and (account := engine.settlement.account(verdict)).settles:
+            if handle.open_account():
                 serve = partial(_serve, app, verdict, request, receive)
-                await AsgiResponseTracker(engine.settlement, account, send).serve(serve)
+                await AsgiResponseTracker(engine.settlement, handle, send).serve(serve)
             else:
                 await _serve(app, verdict, request, receive, send)
         finally:

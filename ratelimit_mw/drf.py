@@ -40,7 +40,8 @@ class RateLimitThrottle(BaseThrottle):
             a rule of the file.
             All views with this throttle share it. A scope may be a limit, too. If a `throttle_scope` is a limit, each
             view has counters of its own.
-        cost: What a request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        cost: What a request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
+            that gets the request and returns it.
         by: This and the following are the options of `LimitOptions`.
         algorithm: See `LimitOptions`.
         methods: See `LimitOptions`.
@@ -51,7 +52,7 @@ class RateLimitThrottle(BaseThrottle):
 
     scope: str | None = None
     rate: str | Callable[[Any], Any] | None = None
-    cost: int = 1
+    cost: int | Callable[[Any], Any] = 1
     by: str | Sequence[str] | None = None
     algorithm: str | None = None
     methods: Sequence[str] | None = None

@@ -117,7 +117,9 @@ class Limited:
         raise RateLimited(decision, denial) if code is None else WebSocketException(code)
 
 
-def limited(rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[LimitOptions]) -> Limited:
+def limited(
+    rule: str | Callable[[Any], Any], cost: int | Callable[[Any], Any] = 1, **options: Unpack[LimitOptions]
+) -> Limited:
     """Make a dependency that decides by one rule or limit, as in `Depends(limited("mail"))`.
 
     The dependency charges the request if it is allowed, waits if the rule makes it wait, and returns the Decision. It
@@ -127,7 +129,8 @@ def limited(rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[L
     Args:
         rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
             gets the request and returns such a limit. A limit has counters of its own for each endpoint.
-        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
+            that gets the request and returns it. What is no such number counts as 1, and is logged once.
         options: The options, see `LimitOptions`.
 
     Raises:

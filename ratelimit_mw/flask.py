@@ -85,7 +85,9 @@ def _allowed(enforced: Enforced) -> Decision:
 
 
 def limited(
-    rule: str | Callable[[Request], Any], cost: int = 1, **options: Unpack[LimitOptions]
+    rule: str | Callable[[Request], Any],
+    cost: int | Callable[[Request], Any] = 1,
+    **options: Unpack[LimitOptions],
 ) -> Callable[[_View], _View]:
     """Make a decorator for views. Before each call, one rule or limit decides on the request, see `enforce`.
 
@@ -98,7 +100,8 @@ def limited(
         rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
             gets the request and returns such a limit. A limit has counters of its own for each view and each place in
             the stack.
-        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
+            that gets the request and returns it. What is no such number counts as 1, and is logged once.
         options: The options, see `LimitOptions`.
 
     Raises:

@@ -30,7 +30,9 @@ _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
 def limited(
-    rule: str | Callable[[Any], Any], cost: int = 1, **options: Unpack[LimitOptions]
+    rule: str | Callable[[Any], Any],
+    cost: int | Callable[[Any], Any] = 1,
+    **options: Unpack[LimitOptions],
 ) -> Callable[[_Endpoint], _Endpoint]:
     """Make a decorator for endpoints. Before each call, one rule or limit decides on the request.
 
@@ -44,7 +46,8 @@ def limited(
         rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
             gets the request and returns such a limit. A limit has counters of its own for each endpoint and each place
             in the stack.
-        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
+            that gets the request and returns it. What is no such number counts as 1, and is logged once.
         options: The options, see `LimitOptions`. On a class, the functions get a connection without a body.
 
     Raises:

@@ -115,7 +115,13 @@ class RateLimitMiddleware:
                 return self._deny(rules, verdict, request, start_response)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told)
         start_response = partial(_start, self._answers.of(rules), handle, start_response)
-        return self.app(environ, start_response)
+        try:
+            body = self.app(environ, start_response)
+        except BaseException:
+            handle.release()
+            raise
+        # A view that was unknown until this request may have taken a place.
+        return ClosingIterable(body, handle.release) if handle.unsettled else body
 
     def _serve_special(self, rules: Rules, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve a request under rules that are `special`: they need more than one decision before the app is called."""
@@ -152,8 +158,8 @@ class RateLimitMiddleware:
             return self._deny(rules, verdict, request, start_response)
         environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
         start_response = partial(_start, self._answers.of(rules), handle, start_response)
-        if rules.settling and (account := engine.settlement.account(verdict)).settles:
-            return WsgiResponseTracker(engine.settlement, account, start_response).serve(partial(app, environ))
+        if handle.open_account():
+            return WsgiResponseTracker(handle, start_response).serve(partial(app, environ))
         return app(environ, start_response)
 
     def _deny(

@@ -22,7 +22,6 @@ from ratelimit_mw.config.words.limit import (
     Limits,
     PlacedWindow,
     Window,
-    is_concurrent,
     parse_limit,
     read_limits,
 )
@@ -159,9 +158,6 @@ class Recompiler:
         if isinstance(node, Map):
             # A qualified name may be longer than the names in a file.
             rule = problems.read(RULE.read, node, RULE.default()).with_value(NAME, limit.name)
-            if is_concurrent(rule):
-                message = "a decorator can't have a concurrent limit"
-                problems.add(rule.place("limit"), message, "put the code into a block, with limiter.limited(…)")
             made = compile_rule(len(self.rules), rule, self.base, {}, Matching(), self.attributes, problems)
             if not problems:
                 return made

@@ -202,7 +202,7 @@ class Engine:
 
     def _steps(self, plan: Plan, rules: Rules, commit: bool) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""
-        if rules.settling and self._clock:
+        if rules.holding and self._clock:
             yield _Renewal(self.storage)  # the renewing thread cannot follow a clock that is moved by hand
         if not plan.asks:
             return self._without_counters(plan, commit)

@@ -148,7 +148,7 @@ class Planner:
         charges = rules.plan(request, cost) if name is None else self.by_name(name, rules, request, cost, holding)
         if self.switch.thrown:
             charges = self.switch.apply(charges)
-        if rules.settling and not holding and (name is not None or request.context is None) and charges is not BLOCKED:
+        if rules.holding and not holding and request.context is None and charges is not BLOCKED:
             # A concurrent place is released at the end of a response, and a direct call has no response.
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         if rules.elastic and charges and charges is not BLOCKED:
@@ -157,7 +157,7 @@ class Planner:
 
     def plan_of(self, rules: Rules, charges: Sequence[Charge]) -> Plan:
         """The plan with these charges."""
-        return Plan(charges, None if rules.settling and self._clock else self._storage.store)
+        return Plan(charges, None if rules.holding and self._clock else self._storage.store)
 
     def admit(
         self,
@@ -253,12 +253,13 @@ class Planner:
             return ()
         if name not in self.names.inline:
             self.names.rules.add(name)
-        if rules.settling and any(_settled_late(charge, holding) for charge in charges):
+        ends = holding or request.context is not None
+        if rules.settling and any(_settled_late(charge, ends) for charge in charges):
             self._log_once(
                 name,
                 "the app asks for the rule %r, which depends on the response, but a rule asked for by name is charged "
-                "at once, or not at all. Give it a match, so that the middleware applies it. If it is concurrent, put "
-                "the code into a block, with limiter.limited(…) (logged once)",
+                "at once. Give it a match, so that the middleware applies it. A concurrent rule does not apply to "
+                "check(): put the code into a block, with limiter.limited(…) (logged once)",
             )
         return charges
 
@@ -278,8 +279,8 @@ def _cacheable(given: Mapping[str, object]) -> bool:
     return room >= 0
 
 
-def _settled_late(charge: Charge, holding: bool) -> bool:
-    """Whether the charge depends on the response."""
+def _settled_late(charge: Charge, ends: bool) -> bool:
+    """Whether the charge depends on a response. `ends` says that a concurrent place has an end."""
     rule, ask = charge
-    in_flight = ALGORITHMS[ask.quota.algorithm].in_flight and not holding
+    in_flight = ALGORITHMS[ask.quota.algorithm].in_flight and not ends
     return rule.counts is not None or rule.cost_after is not None or in_flight

@@ -109,11 +109,9 @@ class RateLimitMiddleware:
         asked = self._request_of(request)
         if self._awaits and reads_user(rules):  # reading it may query the database
             asked.values["user"] = yield _Step(user_of, sync_to_async(user_of), request)
-        respond = _Step(self.get_response, self.get_response, request)
         around = self._decided_around(request, asked)
         if around is not None:
-            response = yield respond
-            yield from self._refunds(request.ratelimit, response)
+            response = yield from self._served(request, request.ratelimit)
             around.reported = request.ratelimit.reported
             add_throttled(response, request.ratelimit)
             return response
@@ -127,34 +125,33 @@ class RateLimitMiddleware:
                 engine.report(verdict, rules, asked)
             if not verdict.allowed:
                 return answer(answers.denial(verdict, asked))
-            account = engine.settlement.account(verdict) if rules.settling else None
-            if account is not None and not account.settles:
-                account = None
-            settlement = engine.settlement
-            try:
-                if self._awaits and verdict.delay:
-                    yield _Step(time.sleep, asyncio.sleep, verdict.delay / SECOND)
-                response = yield respond
-            except BaseException:
-                if account is not None:
-                    if self._awaits:
-                        settlement.settle_soon(account, account.end())
-                    else:
-                        settlement.settle(account, account.end())
-                raise
+            handle.open_account()
+            response = yield from self._served(request, handle, verdict.delay)
             if response.streaming:  # it occupies its thread or task until it is closed
                 _at_close(response, busy.pop_all().close)
-        if account is not None:
-            moves = self._concluded(account, response)
-            yield _Step(partial(settlement.settle, account), partial(settlement.asettle, account), moves)
-        yield from self._refunds(handle, response)
         add_headers(answers, response, handle)
         return response
 
-    @staticmethod
-    def _refunds(handle: DjangoHandle, response: HttpResponseBase) -> Steps[None]:
+    def _served(self, request: Any, handle: DjangoHandle, delay: int = 0) -> Steps[HttpResponseBase]:
+        """Get the response of the project, and settle by it what the request was charged."""
+        settlement = self._engine.settlement
+        try:
+            if self._awaits and delay:
+                yield _Step(time.sleep, asyncio.sleep, delay / SECOND)
+            response = yield _Step(self.get_response, self.get_response, request)
+        except BaseException:
+            for account in handle.unsettled:
+                if self._awaits:
+                    settlement.settle_soon(account, account.end())
+                else:
+                    settlement.settle(account, account.end())
+            raise
+        for account in handle.unsettled:
+            moves = self._concluded(account, response)
+            yield _Step(partial(settlement.settle, account), partial(settlement.asettle, account), moves)
         for refund in handle.refunds:
             yield _Step(partial(refund.settle, sync=synchronous), refund.asettle, response)
+        return response
 
     def _request_of(self, request: HttpRequest) -> Environ | Scope:
         asked = visitor(request)

@@ -1,6 +1,6 @@
 """The functions that an app passes to `limited`: they get a request or a response, and never fail a request.
 
-They may be async. An exception is logged once for each function, and the function then has a harmless answer.
+They may be async. An exception is logged once for each function, and the function then has a default answer.
 """
 
 import inspect
@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.rules.inline import text_of_key
 
@@ -23,24 +24,33 @@ class Purpose(NamedTuple):
     Attributes:
         name: The argument of `limited`.
         read: Makes an answer of what the function returns. Raises TypeError if it has another type.
-        harmless: The answer if the function raises.
+        default: The answer if the function raises.
         consequence: What follows from that answer, for the log.
     """
 
     name: str
     read: Callable[[Any], Any]
-    harmless: Any
+    default: Any
     consequence: str
 
 
 def _text_of_limit(limit: object) -> str:
     if not (limit is None or isinstance(limit, str)):
-        raise TypeError(f"a function returns a limit as text, such as '5 per minute', not {limit!r}")
+        raise TypeError(f"a function returns a limit as text, such as '5 per minute', not {type(limit).__name__}")
     return " ".join((limit or "").split())
 
 
+def _cost(cost: object) -> int:
+    if cost is None:
+        return 1
+    if isinstance(cost, bool):
+        raise TypeError("a function returns a cost as a whole number, not bool")
+    return whole(cost)
+
+
 KEY = Purpose("key", text_of_key, "", "counts as absent, and the limit does not apply")
-LIMIT = Purpose("limit", _text_of_limit, "", "counts as absent, and the limit does not apply")
+LIMIT = Purpose("limit", _text_of_limit, "", "counts as absent, and on_error decides")
+COST = Purpose("cost", _cost, 1, "counts as 1")
 EXEMPT_WHEN = Purpose("exempt_when", bool, False, "counts as false, and the limit applies")
 REFUND_WHEN = Purpose("refund_when", bool, False, "counts as false, and nothing is refunded")
 
@@ -68,7 +78,7 @@ class AppFunction:
         try:
             return self._purpose.read(sync(self.function)(argument))
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            return self.failed(described(error))
+            return self._failed(described(error))
 
     async def aread(self, argument: object) -> Any:
         """Do what `read` does, awaitable. The function may be async."""
@@ -76,12 +86,11 @@ class AppFunction:
             found = self.function(argument)
             return self._purpose.read(await found if inspect.isawaitable(found) else found)
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            return self.failed(described(error))
+            return self._failed(described(error))
 
-    def failed(self, reason: str) -> Any:
-        """Log once why there is no answer, and return the harmless one."""
+    def _failed(self, reason: str) -> Any:
         if not self._logged:
             self._logged = True
             message = "the %s of a limit %s: %s (logged once)"
             _log.warning(message, self._purpose.name, self._purpose.consequence, reason)
-        return self._purpose.harmless
+        return self._purpose.default

@@ -46,10 +46,11 @@ class RequestHandle:
     The Decision is made when a field is first read, because most apps read none.
 
     No method raises because the store is unavailable. What cannot be charged is then free, and what cannot be refunded
-    stays charged. No method changes the places in flight (`N concurrent`).
+    stays charged. A place in flight (`N concurrent`) that `check` or `enforce` takes is held until the response has
+    ended. `charge` and `refund` do not change places.
     """
 
-    __slots__ = ("_by_name", "_context", "_limiter", "_made", "_rules", "_told", "_verdict", "reported")
+    __slots__ = ("_by_name", "_context", "_limiter", "_made", "_rules", "_told", "_verdict", "reported", "unsettled")
 
     _detached: Callable[[Any], dict[str, Any]]
     """Returns a copy of a scope or an environ that does not refer to the handle."""
@@ -87,6 +88,8 @@ class RequestHandle:
         self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
         """The verdict whose limit the headers of the response show."""
+        self.unsettled: tuple[Account, ...] = ()
+        """Internal. The accounts that the middleware settles when the response is known and when it has ended."""
 
     @property
     def _request(self) -> Request:
@@ -129,6 +132,15 @@ class RequestHandle:
     def latest(self) -> Verdict | None:
         """The last verdict of a rule that the app has asked for and that allowed the request."""
         return self._by_name[-1] if self._by_name else None
+
+    def open_account(self) -> bool:
+        """Internal. Open the account of the middleware's own decision, if its charges depend on the response.
+
+        Return True if the middleware must track the response, because accounts are settled with it, or may be.
+        """
+        if self._rules.settling and (account := self._limiter.engine.settlement.account(self._verdict)).settles:
+            self.unsettled = (account,)
+        return self._rules.holding or bool(self.unsettled)
 
     def refund_of(self, verdict: Verdict) -> tuple[Account, Sequence[Move]]:
         """What refunds all that a verdict has charged."""
@@ -209,9 +221,10 @@ class RequestHandle:
             TypeError: The key or the limit has another type.
         """
         verdict = await self._adecide(self._named(rule, key, limit), cost)
+        enforced = self._enforced(verdict)
         if verdict.delay:
             await asyncio.sleep(verdict.delay / SECOND)
-        return self._enforced(verdict)
+        return enforced
 
     async def _adecide(self, rule: str | NamedRule, cost: int) -> Verdict:
         return await self._limiter.engine.adecide(await self._aread_again(), cost, rules=self._rules, rule=rule)
@@ -250,6 +263,8 @@ class RequestHandle:
     def _checked(self, verdict: Verdict) -> Decision:
         if verdict.allowed:
             self._by_name += (verdict,)
+            if self._rules.holding and (account := self._limiter.engine.settlement.account(verdict)).holds:
+                self.unsettled += (account,)
         if not verdict.simple:
             self._limiter.engine.report(verdict, self._rules, self._request)
         return verdict.decision
@@ -282,12 +297,19 @@ class AsyncHandle(RequestHandle):
     """`scope["ratelimit"]` under ASGI: the decision, and awaitable methods that charge, refund and ask further rules.
 
     No method raises because the store is unavailable. What cannot be charged is then free, and what cannot be refunded
-    stays charged. No method changes the places in flight (`N concurrent`).
+    stays charged. A place in flight (`N concurrent`) that `check` or `enforce` takes is held until the response has
+    ended. `charge` and `refund` do not change places.
     """
 
     __slots__ = ()
 
     _detached = staticmethod(detached_scope)
+
+    async def release(self) -> None:
+        """Internal. Release the concurrent places of the request, because its response has ended."""
+        settlement = self._limiter.engine.settlement
+        for account in self.unsettled:  # in tasks of their own, so that this is done even if this task is cancelled
+            await asyncio.shield(settlement.settle_soon(account, account.end()))
 
     charge = RequestHandle.acharge
     refund = RequestHandle.arefund
@@ -304,6 +326,11 @@ class BlockingHandle(RequestHandle):
     __slots__ = ()
 
     _detached = staticmethod(detached_environ)
+
+    def release(self) -> None:
+        """Internal. Release the concurrent places of the request, because its response has ended."""
+        for account in self.unsettled:
+            Settlement.settle(account, account.end())
 
     def charge(self, amount: int = 1) -> None:
         """See `AsyncHandle.charge`."""

@@ -13,8 +13,17 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 from ratelimit_mw.config.at_runtime import read_methods, reads_as_limit, validate_inline
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
-from ratelimit_mw.http.app_functions import EXEMPT_WHEN, KEY, LIMIT, REFUND_WHEN, AppFunction, Purpose, Synchronous
+from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.http.app_functions import (
+    COST,
+    EXEMPT_WHEN,
+    KEY,
+    LIMIT,
+    REFUND_WHEN,
+    AppFunction,
+    Purpose,
+    Synchronous,
+)
 from ratelimit_mw.http.handle import BlockingHandle, Enforced, RequestHandle
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit, Key
@@ -44,7 +53,8 @@ class LimitOptions(TypedDict, total=False):
             None. None, "" or an exception counts as absent: the rule or the limit does not apply.
         exempt_when: A function that gets the request. If it returns true, the rule or the limit does not apply.
         refund_when: A function that gets the response. If it returns true, what the rule or the limit charged is
-            refunded. The response is that of the framework; in Starlette and FastAPI it has no body.
+            refunded. The response is that of the framework; in Starlette and FastAPI it has no body. A place of an
+            `N concurrent` limit is free after every response.
     """
 
     by: str | Sequence[str] | None
@@ -85,11 +95,13 @@ class Question(NamedTuple):
 
     Attributes:
         rule: The rule or the limit. None: the limit does not apply.
+        cost: What the request is charged.
         key: The key of the app.
-        limit: The text of the limit that a function has returned. None: that of the rule.
+        limit: The text of the limit that a function has returned, "" if it returned none. None: that of the rule.
     """
 
     rule: str | InlineLimit | None
+    cost: int = 1
     key: Key = UNSET
     limit: str | None = None
 
@@ -103,7 +115,7 @@ class LimitInCode(NamedTuple):
     Attributes:
         advice: How to add the middleware, for the error where it is missing.
         text: The name of a rule, the text of a limit, or the name of the function that returns it.
-        cost: What each request is charged.
+        cost: What each request is charged, or the function that returns it.
         by: The entries of `by` of a limit. Empty: the default.
         shared: The name under which views share a limit. Empty: each view has counters of its own.
         is_limit: True for a limit.
@@ -117,7 +129,7 @@ class LimitInCode(NamedTuple):
 
     advice: str
     text: str
-    cost: int
+    cost: int | AppFunction
     by: tuple[str, ...] = ()
     shared: str = ""
     is_limit: bool = False
@@ -132,8 +144,9 @@ class LimitInCode(NamedTuple):
         """Return the name of the rule, or the inline limit. It has this name, unless it is shared."""
         if not self.is_limit:
             return self.text
-        text = SAMPLE if self.limit is not None else self.text
-        return InlineLimit(self.shared or name, text, self.by, bool(self.shared), self.algorithm)
+        computed = self.limit is not None
+        text = SAMPLE if computed else self.text
+        return InlineLimit(self.shared or name, text, self.by, bool(self.shared), self.algorithm, computed)
 
     def above(self, view: object, owner: type | None = None) -> "Placed":
         """Return what a decorator asks for that is written above `view`, or above `owner`, whose `dispatch` it is."""
@@ -168,10 +181,7 @@ class LimitInCode(NamedTuple):
             asked = questions.send(asked.read(request, sync))
         if asked.rule is None:
             return _PASSED
-        try:
-            enforced = handle.enforce(asked.rule, self.cost, key=asked.key, limit=asked.limit)
-        except Invalid as error:
-            return self._unusable(error)
+        enforced = handle.enforce(asked.rule, asked.cost, key=asked.key, limit=asked.limit)
         return self._noted(enforced, handle, later)
 
     async def aenforce(
@@ -185,10 +195,7 @@ class LimitInCode(NamedTuple):
             asked = questions.send(await asked.aread(request))
         if asked.rule is None:
             return _PASSED
-        try:
-            enforced = await handle.aenforce(asked.rule, self.cost, key=asked.key, limit=asked.limit)
-        except Invalid as error:
-            return self._unusable(error)
+        enforced = await handle.aenforce(asked.rule, asked.cost, key=asked.key, limit=asked.limit)
         return self._noted(enforced, handle, later)
 
     def _questions(
@@ -203,22 +210,14 @@ class LimitInCode(NamedTuple):
         if self.exempt_when is not None and (yield self.exempt_when):
             yield Question(None)
         text = None if self.limit is None else (yield self.limit)
-        if text == "":
-            yield Question(None)
-        yield Question(rule, UNSET if self.key is None else (yield self.key), text)
+        key = UNSET if self.key is None else (yield self.key)
+        yield Question(rule, (yield self.cost) if isinstance(self.cost, AppFunction) else self.cost, key, text)
 
     def _noted(self, enforced: Enforced, handle: RequestHandle, later: Callable[[Refund], object]) -> Enforced:
         charged = handle.latest if enforced.denial is None else None
         if self.refund_when is not None and charged is not None:
             later(Refund(self.refund_when, handle, charged))
         return enforced
-
-    def _unusable(self, error: Invalid) -> Enforced:
-        """Let a request pass whose limit, which a function has returned, cannot be used. Any other error is raised."""
-        if self.limit is None:
-            raise error
-        self.limit.failed(str(error))
-        return _PASSED
 
 
 class Placed(NamedTuple):
@@ -286,12 +285,14 @@ def handle_in(found: object, kind: type[_H], rule: str | InlineLimit, advice: st
     return found
 
 
-def limit_in_code(rule: str | Callable[[Any], Any], cost: int, options: LimitOptions, *, advice: str) -> LimitInCode:
+def limit_in_code(
+    rule: str | Callable[[Any], Any], cost: int | Callable[[Any], Any], options: LimitOptions, *, advice: str
+) -> LimitInCode:
     """Read the arguments of `limited`.
 
     Args:
         rule: The name of a rule, the text of a limit, or a function from a request to the text of a limit.
-        cost: What each request will be charged.
+        cost: What each request will be charged, or a function from a request to it.
         options: The options.
         advice: How to add the middleware.
 
@@ -317,7 +318,7 @@ def limit_in_code(rule: str | Callable[[Any], Any], cost: int, options: LimitOpt
     read = LimitInCode(
         advice,
         text,
-        cost,
+        AppFunction(cost, COST) if callable(cost) else cost,
         methods=None if methods is None else read_methods(text, methods),
         limit=function,
         key=_function(options.get("key"), KEY),

@@ -1,4 +1,4 @@
-"""Tracks the responses of apps under ASGI and WSGI, to settle the account of a request when its response ends.
+"""Tracks the responses of apps under ASGI and WSGI, to settle the accounts of a request when its response ends.
 
 For ASGI there are also the handlers of the lifespan and the check that asyncio runs the app.
 """
@@ -11,6 +11,7 @@ from wsgiref.types import StartResponse
 
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.http.handle import BlockingHandle, RequestHandle
 from ratelimit_mw.limiter import RateLimiter
 
 Message = MutableMapping[str, Any]
@@ -26,7 +27,9 @@ _FAILED = 500  # the status that the server sends if the app raises or sends no 
 
 
 class AsgiResponseTracker:
-    """Tracks the response of an ASGI app. It settles the request's account by the status, and again at the end.
+    """Tracks the response of an ASGI app. It settles the request's accounts by the status, and again at the end.
+
+    The accounts are those that the handle has at that moment: the app may add some while it runs.
 
     The messages of the app never wait for the store. The task that settles by the status is made before the server can
     read the client's next request, and tasks run in order, so the account is settled first.
@@ -35,18 +38,18 @@ class AsgiResponseTracker:
     unknown, and nothing is refunded.
 
     Args:
-        settlement: carries out the moves of the account.
-        account: the account of the request.
+        settlement: carries out the moves of the accounts.
+        handle: has the accounts.
         send: sends a message to the server.
     """
 
-    def __init__(self, settlement: Settlement, account: Account, send: Send) -> None:
+    def __init__(self, settlement: Settlement, handle: RequestHandle, send: Send) -> None:
         self._settlement = settlement
-        self._account = account
+        self._handle = handle
         self._send = send
         self._tasks: list[asyncio.Task[None]] = []
         self._headers: Sequence[tuple[bytes, bytes]] = ()
-        self._concluded = self._trailing = False
+        self._trailing = False
 
     async def serve(self, app: Callable[[Send], Awaitable[None]]) -> None:
         """Run `app` and track its response."""
@@ -56,30 +59,32 @@ class AsgiResponseTracker:
             await self._end()
             raise
         except BaseException:
-            self._carry_out(self._account.end())
+            self._release()
             raise
         await self._end()
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the app on to the server."""
+        return self._send_and_settle(message) if self._handle.unsettled else self._send(message)
+
+    async def _send_and_settle(self, message: Message) -> None:
         kind = message["type"]
-        if not self._concluded:
-            if kind in _STARTS:
-                self._headers = list(message.get("headers") or ())
-                message = {**message, "headers": self._headers}
-                self._trailing = bool(message.get("trailers"))
-                self._conclude(message["status"])
-            elif kind == "websocket.accept":
-                self._conclude(_ACCEPTED)
-            elif kind == "websocket.close":
-                self._conclude(_REJECTED)
+        if kind in _STARTS:
+            self._headers = list(message.get("headers") or ())
+            message = {**message, "headers": self._headers}
+            self._trailing = bool(message.get("trailers"))
+            self._conclude(message["status"])
+        elif kind == "websocket.accept":
+            self._conclude(_ACCEPTED)
+        elif kind == "websocket.close":
+            self._conclude(_REJECTED)
         await self._send(message)
         if self._is_last(kind, message):
-            self._carry_out(self._account.end())
+            self._release()
 
     async def _end(self) -> None:
         self._conclude(_FAILED)
-        self._carry_out(self._account.end())
+        self._release()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -91,17 +96,20 @@ class AsgiResponseTracker:
         )
 
     def _conclude(self, status: int) -> None:
-        if not self._concluded:
-            self._concluded = True
-            self._carry_out(self._account.conclude(status, self._header))
+        for account in self._handle.unsettled:
+            self._carry_out(account, account.conclude(status, self._header))
+
+    def _release(self) -> None:
+        for account in self._handle.unsettled:
+            self._carry_out(account, account.end())
 
     def _header(self, name: str) -> str | None:
         wanted = name.encode("latin-1")
         return next((value.decode("latin-1") for key, value in self._headers if key.lower() == wanted), None)
 
-    def _carry_out(self, moves: Sequence[Move]) -> None:
+    def _carry_out(self, account: Account, moves: Sequence[Move]) -> None:
         if moves:
-            self._tasks.append(self._settlement.settle_soon(self._account, moves))
+            self._tasks.append(self._settlement.settle_soon(account, moves))
 
 
 REFUNDS = "ratelimit.refunds"
@@ -176,21 +184,21 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None
 
 
 class WsgiResponseTracker:
-    """Tracks the response of a WSGI app. It settles the request's account by the status, and again at the end.
+    """Tracks the response of a WSGI app. It settles the request's accounts by the status, and again at the end.
 
-    The account is settled by the status before the first part of the body is sent, so it is settled when the client
-    reads the response. If the app raises or ends without a response, the status counts as 500. If the server never
-    reads the response, nothing is refunded.
+    The accounts are those that the handle has at that moment: the app may add some while it runs.
+
+    They are settled by the status before the first part of the body is sent, so before the client reads the response.
+    If the app raises or ends without a response, the status counts as 500. If the server never reads the response,
+    nothing is refunded.
 
     Args:
-        settlement: carries out the moves of the account.
-        account: the account of the request.
+        handle: has the accounts.
         start_response: the function of the server.
     """
 
-    def __init__(self, settlement: Settlement, account: Account, start_response: StartResponse) -> None:
-        self._settlement = settlement
-        self._account = account
+    def __init__(self, handle: BlockingHandle, start_response: StartResponse) -> None:
+        self._handle = handle
         self._start_response = start_response
         self._status = 0
         self._headers: list[tuple[str, str]] = []
@@ -202,28 +210,30 @@ class WsgiResponseTracker:
         except BaseException as error:
             if isinstance(error, Exception):
                 self.conclude(_FAILED)
-            self.end()
+            self._handle.release()
             raise
         if not self._status:  # a generator calls start_response with its first part
             return _Body(body, self)
         self.conclude(self._status)
-        return _Body(body, self) if self._account.holds else body
+        return _Body(body, self) if any(account.holds for account in self._handle.unsettled) else body
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None
     ) -> Callable[[bytes], object]:
         """Pass the start of the response on to the server. The rate-limit headers already show what will remain."""
         self._status, self._headers = int(status[:3]), headers
-        self._account.show(self._status, self._header)
+        for account in self._handle.unsettled:
+            account.show(self._status, self._header)
         return self._start_response(status, headers, exc_info) if exc_info else self._start_response(status, headers)
 
     def conclude(self, status: int) -> None:
         """Settle by the status of the app's response; by `status` if the app has not started a response."""
-        self._settlement.settle(self._account, self._account.conclude(self._status or status, self._header))
+        for account in self._handle.unsettled:
+            Settlement.settle(account, account.conclude(self._status or status, self._header))
 
     def end(self) -> None:
         """Release the concurrent places of the request."""
-        self._settlement.settle(self._account, self._account.end())
+        self._handle.release()
 
     def _header(self, name: str) -> str | None:
         return next((value for key, value in self._headers if key.lower() == name), None)

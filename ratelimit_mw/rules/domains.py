@@ -39,9 +39,8 @@ class Rules:
         """A request may be shed under load."""
         self.metered = self.elastic or self.deferring or self.shedding
         """Any of these features depends on the load."""
-        self._settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in compiled) or any(
-            ALGORITHMS[quota.algorithm].in_flight for quota in quotas
-        )
+        self._settling = any(rule.rule.counts is not None or rule.rule.cost_after for rule in compiled)
+        self._holding = any(ALGORITHMS[quota.algorithm].in_flight for quota in quotas)
         self.domain = first.domain
         self.source = first.source
         """The place of the rules, if they are still to be read from there."""
@@ -66,7 +65,13 @@ class Rules:
         limiting = [part.messages for part in parts if part.messages is not None]
         self.messages = Rules(limiting) if limiting else None
         """The rules for the messages of a WebSocket. None if no rule limits messages."""
-        self.settling = self._settling or any(part.overrides and part.overrides.in_flight for part in parts)
+        self.holding = (
+            self._holding
+            or parts[0].inline.holding
+            or any(part.overrides and part.overrides.in_flight for part in parts)
+        )
+        """A request may hold concurrent places until its response has ended."""
+        self.settling = self._settling or self.holding
         """A charge is settled only when the response is known or has ended."""
         self.special = self.metered or self.waiting or self.settling or self.messages is not None
         """A request takes more than one decision before the app is called."""
@@ -150,6 +155,8 @@ def declare(rules: Rules, limit: InlineLimit) -> None:
     """
     first = rules.parts[0]
     first.inline.declare(limit)
+    if first.inline.holding and not rules.holding:
+        rules._use(rules.parts)  # noqa: SLF001  one of our own
     if rules.attributes is not first.attributes:
         rules.attributes.await_those_of(first.attributes)
 
@@ -199,6 +206,4 @@ def _settled_late(rule: CompiledRule) -> str:
     """Return what settles the charges of a rule when the response is known. "" if nothing does."""
     if rule.rule.counts is not None:
         return "count"
-    if rule.rule.cost_after is not None:
-        return "a cost that the response tells"
-    return "a concurrent limit" if any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas) else ""
+    return "a cost that the response tells" if rule.rule.cost_after is not None else ""

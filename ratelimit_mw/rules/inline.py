@@ -1,10 +1,10 @@
 """The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypedDict
 from uuid import UUID
 
@@ -36,10 +36,11 @@ class InlineLimit(NamedTuple):
 
     Attributes:
         name: The name of its rule, as in keys, headers and logs.
-        limit: The text of the limit. `SAMPLE`: a function returns it for each request.
+        limit: The text of the limit.
         by: The entries of `by`. Empty: the default.
         shared: True if the app has chosen the name. Views that declare the same limit then share its counters.
         algorithm: The algorithm. Empty: the default.
+        computed: True if a function returns the limit of each request. The text is then `SAMPLE`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class InlineLimit(NamedTuple):
     by: tuple[str, ...] = ()
     shared: bool = False
     algorithm: str = ""
+    computed: bool = False
 
 
 class RuntimeCompiler(OverrideCompiler, Protocol):
@@ -120,6 +122,8 @@ class InlineLimits:
         compiler: Compiles the limits.
         rules: The rules of the limits.
         owners: The limits by their names.
+        computed: The counters of the limits that functions return, by the names of their rules.
+        holding: True if one of the limits is `N concurrent`.
     """
 
     named: dict[str, CompiledRule]
@@ -127,6 +131,8 @@ class InlineLimits:
     compiler: RuntimeCompiler
     rules: dict[InlineLimit, CompiledRule] = field(default_factory=dict)
     owners: dict[str, InlineLimit] = field(default_factory=dict)
+    computed: "dict[str, ComputedLimits]" = field(default_factory=dict)
+    holding: bool = False
 
     def declare(self, limit: InlineLimit) -> None:
         """Compile a limit, unless that was done before.
@@ -143,6 +149,11 @@ class InlineLimits:
         owner = self.owners.setdefault(limit.name, limit)
         if owner != limit:
             raise ConfigurationError([two_limits(limit, owner)])
+        self.holding = self.holding or _in_flight(made.counters)
+        if limit.computed:
+            compiled = partial(_counters, self.compiler, limit.name, owner=limit)
+            deny = made.rule.on_error == "deny"
+            self.computed.setdefault(limit.name, ComputedLimits(limit.name, "its function", compiled, deny=deny))
         self.rules[limit] = self.named.setdefault(limit.name, made)
 
 
@@ -172,21 +183,24 @@ def _counters(compiler: RuntimeCompiler, rule: str, text: str, owner: InlineLimi
     """
     if len(text) > _LONGEST_TEXT:
         raise Invalid(f"limit: {quoted(text)} is too long: a limit has at most {_LONGEST_TEXT} characters")
-    if owner is not None:
-        try:
-            return compiler.inline(owner._replace(limit=text)).counters
-        except ConfigurationError as error:
-            raise Invalid(str(error)) from None
-    counters = compiler.limit("", rule, text).counters
-    if any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters):
-        raise Invalid(f"limit: {quoted(text)} is a concurrent limit, which code can't set")
-    return counters
+    try:
+        made = compiler.limit("", rule, text) if owner is None else compiler.inline(owner._replace(limit=text))
+    except ConfigurationError as error:
+        raise Invalid(str(error)) from None
+    if _in_flight(made.counters):
+        raise Invalid(f"limit: {quoted(text)} is a concurrent limit, which only a rule or a decorator can have")
+    return made.counters
+
+
+def _in_flight(counters: Sequence[Counter]) -> bool:
+    """Return True if one of the counters has concurrent places."""
+    return any(ALGORITHMS[quota.algorithm].in_flight for _, quota in counters)
 
 
 def with_limits(inline: InlineLimits) -> Callable[[str, str], CompiledRule]:
     """Return a function from the name of a rule and the text of a limit to that rule with that limit.
 
-    The function keeps the rules that it makes. It raises Invalid if the limit cannot be used.
+    The function keeps the rules that it makes. It raises Invalid if a limit that the app sets cannot be used.
 
     Args:
         inline: The rules by name, and what compiles their limits.
@@ -194,8 +208,11 @@ def with_limits(inline: InlineLimits) -> Callable[[str, str], CompiledRule]:
 
     @lru_cache(maxsize=_MAX_TEXTS)
     def with_limit(name: str, text: str) -> CompiledRule:
-        rule = inline.named[name]
-        counters = _counters(inline.compiler, name, text, inline.owners.get(name))
+        rule, computed = inline.named[name], inline.computed.get(name)
+        if computed is None:
+            counters = _counters(inline.compiler, name, text, inline.owners.get(name))
+        else:
+            counters = computed.counters(text or None)
         return replace(
             rule,
             rule=replace(rule.rule, several=len(counters) > 1),
@@ -208,10 +225,60 @@ def with_limits(inline: InlineLimits) -> Callable[[str, str], CompiledRule]:
     return with_limit
 
 
-class LimitFunction:
-    """The counters of requests, by the text of a limit that a function of the app returns. See `LimitReader`.
+class ComputedLimits:
+    """The counters of a rule, by the text of a limit that a function of the app has returned.
 
     If there is no usable limit, the rule does not apply, or it denies the request. Each reason is logged once.
+
+    Args:
+        rule: The name of the rule.
+        source: The function, for the log.
+        compiled: Returns the counters for a text. Raises ValueError if the rule cannot have this limit.
+        deny: The rule denies requests without a usable limit.
+    """
+
+    def __init__(self, rule: str, source: str, compiled: Callable[[str], tuple[Counter, ...]], *, deny: bool) -> None:
+        self._rule = rule
+        self._source = source
+        self._deny = deny
+        self._logged: set[str] = set()
+
+        @lru_cache(maxsize=_MAX_TEXTS)
+        def usable(text: str) -> tuple[Counter, ...] | None:
+            try:
+                return compiled(text)
+            except ValueError:
+                return None
+
+        self._usable = usable
+
+    def counters(self, text: str | None, *, asked: bool = True) -> tuple[Counter, ...]:
+        """Return the counters of a request. Never raises.
+
+        Args:
+            text: What the function has returned. None if it raised, or returned no text.
+            asked: False if there is no request to call the function with.
+        """
+        found = None if text is None or len(text) > _LONGEST_TEXT else self._usable(text)
+        if found is not None:
+            return found
+        why = "returned a text that the rule cannot have as a limit"  # not the text, which may be a secret by mistake
+        if text is None:
+            why = "returned no text, or raised" if asked else "is not called by check(), which has no request"
+        if why not in self._logged:
+            self._logged.add(why)
+            _log.error(
+                "the rule %r has no limit, because %s %s: such a request is %s (logged once)",
+                self._rule,
+                self._source,
+                why,
+                "denied, by its on_error" if self._deny else "not limited by the rule",
+            )
+        return (self._usable(_NEVER) or ()) if self._deny else ()
+
+
+class LimitFunction(ComputedLimits):
+    """Calls the function under `limit` of a rule of the file. See `LimitReader`.
 
     Args:
         rule: The name of the rule.
@@ -219,7 +286,7 @@ class LimitFunction:
         read: Calls it. Returns None if the function raises, or returns no text.
         compiler: Compiles the limits of the rule.
         samples: See `LimitReader`.
-        deny: The rule denies requests without a usable limit.
+        deny: See `ComputedLimits`.
     """
 
     def __init__(
@@ -232,39 +299,10 @@ class LimitFunction:
         *,
         deny: bool,
     ) -> None:
-        self._rule = rule
-        self._source = source
+        super().__init__(rule, source, partial(_counters, compiler, rule), deny=deny)
         self._read = read
-        self._deny = deny
-        self._logged: set[str] = set()
         self.samples = samples
-
-        @lru_cache(maxsize=_MAX_TEXTS)
-        def compiled(text: str) -> tuple[Counter, ...] | None:
-            try:
-                return _counters(compiler, rule, text)
-            except ValueError:
-                return None
-
-        self._compiled = compiled
 
     def __call__(self, request: Request) -> tuple[Counter, ...]:
         """Return the counters of a request. Never raises."""
-        text = self._read(request)
-        found = None if text is None or len(text) > _LONGEST_TEXT else self._compiled(text)
-        if found is not None:
-            return found
-        why = "returned a text that the rule cannot have as a limit"  # not the text, which may be a secret by mistake
-        if text is None:
-            asked = request.context is not None
-            why = "returned no text, or raised" if asked else "is not called by check(), which has no request"
-        if why not in self._logged:
-            self._logged.add(why)
-            _log.error(
-                "the rule %r has no limit, because %s %s: such a request is %s (logged once)",
-                self._rule,
-                self._source,
-                why,
-                "denied, by its on_error" if self._deny else "not limited by the rule",
-            )
-        return (self._compiled(_NEVER) or ()) if self._deny else ()
+        return self.counters(self._read(request), asked=request.context is not None)

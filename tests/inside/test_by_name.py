@@ -146,8 +146,8 @@ def test_a_limit_that_the_rule_cannot_have_is_a_value_error(asked, limit, messag
         asked("mail", limit=limit)
 
 
-def test_a_concurrent_limit_from_code_is_refused_for_every_rule(asked):
-    with pytest.raises(ValueError, match="'5 concurrent' is a concurrent limit, which code can't set"):
+def test_a_concurrent_limit_in_place_of_the_rule_s_is_refused_for_every_rule(asked):
+    with pytest.raises(ValueError, match="'5 concurrent' is a concurrent limit, which only a rule or a decorator can"):
         asked("late", limit="5 concurrent")
 
 

@@ -176,7 +176,6 @@ def test_without_the_middleware_it_says_what_is_missing(asking):
             "logins", r"the rule 'logins', but count depends on the response, .*give the rule a match", id="count"
         ),
         pytest.param("costs", r"'costs', but a cost that the response tells depends on the response", id="cost"),
-        pytest.param("slots", r"'slots', but a concurrent limit depends on the response", id="concurrent"),
     ],
 )
 def test_an_app_does_not_start_that_asks_for_what_there_is_not(asking, rule, message):
@@ -184,7 +183,6 @@ def test_an_app_does_not_start_that_asks_for_what_there_is_not(asking, rule, mes
     late = [
         {"name": "logins", "limit": "1 per day", "count": {"status": 401}},
         {"name": "costs", "limit": "1 per day", "cost": "response:X-Cost"},
-        {"name": "slots", "limit": "1 concurrent"},
     ]
     add_rate_limits(app, {**RULES, "rules": [*RULES["rules"], *late]}, storage="memory://")
     with pytest.raises(ConfigurationError, match=message), TestClient(app):

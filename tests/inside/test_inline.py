@@ -211,7 +211,11 @@ TEXTS = [
     ("5permin", {}, "'5permin' is not a limit"),
     ("2fa", {}, "'2fa' is not a limit"),
     ("10 per hour and 5 per minute", {}, r"did you mean '10 per hour; 5 per minute'\?"),
-    ("5 concurrent", {}, "a decorator can't have a concurrent limit .put the code into a block, with limiter"),
+    (
+        "5 concurrent",
+        {"algorithm": "fixed_window"},
+        "a concurrent limit needs algorithm: concurrency",
+    ),
     ("10 per hour", {"cost": 11}, "a cost of 11 can never fit into a limit of 10"),
     ("10 per hour", {"by": "ip, user"}, r"write \[ip, user\] for two counters"),
     ("10 per hour", {"by": []}, "by must not be empty"),

@@ -283,23 +283,68 @@ def test_a_leaky_bucket_of_a_limit_paces_requests(limiter, of):
     assert found == [200, 429, 429] or (found == [200] * 3 and time.monotonic() - began >= 0.1)
 
 
+UNUSABLE = [
+    pytest.param(raises, "returned no text, or raised", id="it raises"),
+    pytest.param(lambda _: 5, "returned no text, or raised", id="it returns a number"),
+    pytest.param(lambda _: None, "returned no text, or raised", id="it returns None"),
+    pytest.param(lambda _: "5 per minuet", "returned a text that the rule cannot have", id="a typing mistake"),
+    pytest.param(lambda _: "mail", "returned a text that the rule cannot have", id="the name of a rule"),
+    pytest.param(lambda _: "5 concurrent", "returned a text that the rule cannot have", id="a concurrent limit"),
+    pytest.param(lambda _: "hunter2" * 100, "returned a text that the rule cannot have", id="a long text"),
+]
+
+
+@EACH
+@pytest.mark.parametrize(("function", "said"), UNUSABLE)
+@pytest.mark.parametrize("on_error", ["allow", "deny"])
+def test_without_a_usable_limit_on_error_decides_and_it_is_logged_once(of, function, said, on_error, caplog):
+    with RateLimiter({**RULES, "storage": {"on_error": on_error}}, storage="memory://") as limiter:
+        assert statuses(of(limiter, function), *["GET"] * 3) == [200 if on_error == "allow" else 429] * 3
+    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert f"has no limit, because its function {said}" in record.getMessage()
+    assert "hunter2" not in caplog.text
+
+
+@EACH
+def test_a_limit_that_reads_as_the_sample_of_functions_is_a_limit(limiter, of, caplog):
+    assert statuses(of(limiter, "1000000 per hour"), "GET", "GET") == [200, 200]
+    assert not caplog.records
+
+
+def weight(request):
+    return {"many": 3, "none": None, "no": 0, "text": "5", "flag": True, "debt": -1}.get(
+        request.headers.get("X-Plan", ""), 1
+    )
+
+
+async def weight_later(request):
+    return weight(request)
+
+
+@EACH
+@pytest.mark.parametrize("rule", ["4 per minute", "twice"])
+@pytest.mark.parametrize("function", [weight, weight_later])
+def test_a_function_returns_the_cost_of_a_request(storage, clock, of, rule, function):
+    twice = {"name": "twice", "by": "ip", "limit": "8 per minute", "cost": 2, "on_demand": True}
+    with RateLimiter({**RULES, "rules": [twice]}, storage=storage, clock=clock) as limiter:
+        ask = of(limiter, rule, cost=function)
+        many, free = {"X-Plan": "many"}, {"X-Plan": "no"}
+        assert statuses(ask, many, many, free, {}, {}, free) == [200, 429, 200, 200, 429, 200]
+
+
 @EACH
 @pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        pytest.param(raises, "RuntimeError was raised at", id="it raises"),
-        pytest.param(lambda _: 5, "TypeError was raised at", id="it returns a number"),
-        pytest.param(lambda _: "5 per minuet", "'minuet' is not a unit of time", id="it returns a typing mistake"),
-        pytest.param(lambda _: "mail", "'mail' is not a limit", id="it returns the name of a rule"),
-        pytest.param(lambda _: "5 concurrent", "concurrent", id="it returns a concurrent limit"),
-    ],
+    ("plan", "said"),
+    [("none", ""), ("text", "ValueError"), ("flag", "TypeError"), ("debt", "ValueError"), ("raises", "KeyError")],
 )
-def test_a_function_without_a_usable_limit_limits_nothing_and_is_logged_once(limiter, of, function, said, caplog):
-    assert statuses(of(limiter, function), *["GET"] * 3) == [200] * 3
-    (line,) = [record.getMessage() for record in caplog.records if "of a limit" in record.getMessage()]
-    assert line.startswith("the limit of a limit counts as absent, and the limit does not apply")
-    assert said in line
-    assert "hunter2" not in line
+def test_a_cost_that_is_no_whole_number_counts_as_1_and_is_logged_once(limiter, of, plan, said, caplog):
+    def cost(request):
+        return weight(request) if plan != "raises" else {}[plan]
+
+    asked = {"X-Plan": plan}
+    assert statuses(of(limiter, "2 per minute", cost=cost), asked, asked, asked) == [200, 200, 429]
+    lines = [record.getMessage() for record in caplog.records if record.name == "ratelimit_mw"]
+    assert [f"the cost of a limit counts as 1: {said}" in line for line in lines] == [True] * bool(said)
 
 
 @EACH

@@ -163,7 +163,6 @@ def test_who_is_exempt_is_exempt_from_it_too(engine, ask, exempt, path):
     [
         pytest.param({"limit": "2 per hour", "count": {"status": 401}}, 1, id="count"),
         pytest.param({"limit": "2 per hour", "cost": "response:X-Cost"}, 1, id="cost"),
-        pytest.param({"limit": "2 concurrent"}, None, id="concurrent"),
     ],
 )
 def test_a_rule_that_goes_by_the_response_is_charged_at_once_and_the_log_says_so(engine, ask, rule, remaining, caplog):
