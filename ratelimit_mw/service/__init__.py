@@ -23,6 +23,6 @@ def serve(settings: Settings) -> None:
         StoreUnavailable: The rules are in a database that does not answer.
     """
     with extra("serve"):
-        from ratelimit_mw.service.runner import run  # late: the command line reads the settings without the extra
+        from ratelimit_mw.service.workers import run  # late: the command line reads the settings without the extra
 
     run(settings)

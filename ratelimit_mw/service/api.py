@@ -6,7 +6,9 @@ This module is internal: its names may change in any release.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -19,8 +21,8 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.access import Right
 from ratelimit_mw.service.auth import Auth
 from ratelimit_mw.service.checks import MAX_BODY, BadRequest, Check, CheckReader, as_json, parsed
-from ratelimit_mw.service.json_messages import request_of, response_of
 from ratelimit_mw.service.messages import Refused
+from ratelimit_mw.service.ratelimit_pb2 import JsonRateLimitRequest, RateLimitResponse
 from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
@@ -180,12 +182,12 @@ class _Api:
         return JSONResponse({"reset": True})
 
     async def json(self, request: Request) -> Response:
-        """`/json`: ShouldRateLimit of envoyproxy/ratelimit as JSON. A denial is a 429."""
+        """`/json`: ShouldRateLimit as proto3-JSON, as envoyproxy/ratelimit reads and writes it. A denial is a 429."""
         try:
-            answer = await self._should_rate_limit.answer(request_of(parsed(await read_body(request))))
+            answer = await self._should_rate_limit.answer(_request_of(parsed(await read_body(request))))
         except Refused as error:
             return JSONResponse({"problems": [str(error)]}, 400)
-        response, denied = response_of(answer)
+        response, denied = _response_of(answer)
         return JSONResponse(response, 429 if denied else 200)
 
     async def health(self, _request: Request) -> Response:
@@ -203,6 +205,39 @@ class _Api:
     async def _each(ask: Callable[..., Awaitable[Decision]], checks: list[Check]) -> list[Decision]:
         """Decide on all checks in order. They are sent to a remote store together."""
         return await asyncio.gather(*[ask(attributes, cost, domain=domain) for attributes, cost, domain in checks])
+
+
+_FORM = (
+    "the body is not the request of ShouldRateLimit as proto3-JSON, as in "
+    '{"domain": "shop", "descriptors": [{"entries": [{"key": "k", "value": "v"}]}], "hitsAddend": 1}'
+)
+
+
+def _request_of(value: object) -> bytes:
+    """Return the wire message of a request of `/json`.
+
+    Args:
+        value: The request, as `json.loads` returns it.
+
+    Raises:
+        BadRequest: The value is not a request. The error does not say where: the text of the library quotes the value.
+    """
+    if not isinstance(value, dict):
+        raise BadRequest([_FORM])
+    try:
+        return ParseDict(value, JsonRateLimitRequest()).SerializeToString()
+    except ParseError:
+        raise BadRequest([_FORM]) from None
+
+
+def _response_of(data: bytes) -> tuple[dict[str, Any], bool]:
+    """Return a response as JSON has it, and whether it denies the request. Fields with their default are left out.
+
+    Args:
+        data: The wire message of the response.
+    """
+    response = RateLimitResponse.FromString(data)
+    return MessageToDict(response), response.overall_code == RateLimitResponse.OVER_LIMIT
 
 
 def refused_caller(service: Service, request: Request, right: Right) -> Response | None:

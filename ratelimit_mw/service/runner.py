@@ -8,6 +8,7 @@ This module is internal: its names may change in any release.
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import os
@@ -28,7 +29,7 @@ from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.credentials import Certificates, ReadAgain
 from ratelimit_mw.service.grpc_server import GrpcServer
 from ratelimit_mw.service.http_protocol import protocol_of
-from ratelimit_mw.service.servable import holds, require_servable, warn_of_waits
+from ratelimit_mw.service.servable import require_servable, warn_of_waits
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.state import Service
 
@@ -45,19 +46,19 @@ _LOOK_EVERY = 1.0
 """The seconds between two looks at the files of certificates and tokens."""
 
 
-def run(settings: Settings) -> None:
-    """See `ratelimit_mw.service.serve`."""
-    log = logging.getLogger("ratelimit_mw")
-    log.addFilter(_holds_for_a_service)
+def run(settings: Settings, supervisor: socket.socket | None = None) -> None:
+    """Serve in this process. See `ratelimit_mw.service.serve`.
+
+    Args:
+        settings: The settings of one process.
+        supervisor: The connection to the process that has started this one, if there are several.
+    """
+    service, sockets = prepare(settings)
     try:
-        service, sockets = prepare(settings)
-        try:
-            asyncio.run(_Runner(service, sockets).run())
-        finally:
-            for address in settings.addresses.values():
-                ports.release(address)
+        asyncio.run(_Runner(service, sockets, supervisor).run())
     finally:
-        log.removeFilter(_holds_for_a_service)
+        for address in settings.addresses.values():
+            ports.release(address)
 
 
 def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
@@ -96,10 +97,6 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     return Service(settings, limiter, access, certificates), sockets
 
 
-def _holds_for_a_service(record: logging.LogRecord) -> bool:
-    return holds(record.getMessage())
-
-
 class _HttpServer(uvicorn.Server):
     """One uvicorn server, whose signals the service handles."""
 
@@ -124,9 +121,12 @@ class _HttpServer(uvicorn.Server):
 class _Runner:
     """The servers of one process."""
 
-    def __init__(self, service: Service, sockets: Mapping[str, socket.socket]) -> None:
+    def __init__(
+        self, service: Service, sockets: Mapping[str, socket.socket], supervisor: socket.socket | None
+    ) -> None:
         self._service = service
         self._sockets = dict(sockets)
+        self._supervisor = supervisor
         self._stopping = asyncio.Event()
         self._grpc: GrpcServer | None = None
         self._http: dict[str, tuple[_HttpServer, asyncio.Task[None]]] = {}
@@ -139,8 +139,10 @@ class _Runner:
         """Serve until a signal, then drain."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._report)
-        for number in _STOPS:
+        for number in _STOPS if self._supervisor is None else _STOPS[:1]:
             loop.add_signal_handler(number, self._stop, number)
+        if self._supervisor is not None:
+            loop.add_reader(self._supervisor, self._obey, self._supervisor)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
         try:
             await self._start()
@@ -172,6 +174,8 @@ class _Runner:
         if service.settings.allow_anyone:
             logger.warning("--allow-anyone: every caller that reaches these ports may ask for decisions")
         logger.info("ready: %s", ", ".join(f"{name} at {served[name]}" for name in sorted(served)))
+        if self._supervisor is not None:
+            self._supervisor.sendall(json.dumps({name: str(served[name]) for name in served}).encode())
 
     async def _start_http(self, name: str, app: Any) -> Address:
         found, address = self._sockets[name], self._service.settings.addresses[name]
@@ -191,6 +195,14 @@ class _Runner:
             logging.shutdown()
             os._exit(128 + number)
         self._stopping.set()
+
+    def _obey(self, supervisor: socket.socket) -> None:
+        """Reload if the supervisor sends a byte, and stop if it ends the connection or has ended."""
+        if supervisor.recv(4096):
+            self._keep(self._reload())
+        else:
+            asyncio.get_running_loop().remove_reader(supervisor)
+            self._stopping.set()
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the servers, and keep its task from being collected."""

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
@@ -52,6 +52,7 @@ class Address(NamedTuple):
 
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\[\]\s]+):)?(?P<port>[0-9]{1,5})")
+_LAST_PORT = 65535
 _SIZE = re.compile(r"([0-9]{1,9})\s*(B|KiB|MiB|kB|MB)?", re.IGNORECASE)
 _SIZES = {"b": 1, "kib": 1024, "mib": 1024**2, "kb": 1000, "mb": 1000**2}
 _SMALLEST_MESSAGE = 1024
@@ -68,7 +69,7 @@ def read_address(text: str) -> Address | None:
             raise ValueError("'unix:' needs the path of a socket, such as unix:/run/ratelimit.sock")
         return Address("", 0, path)
     match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
+    if match is None or int(match["port"]) > _LAST_PORT:
         raise ValueError(f"{quoted(text)} is not HOST:PORT, PORT, unix:PATH or off")
     return Address((match["host"] or DEFAULT_HOST).strip("[]"), int(match["port"]))
 
@@ -94,10 +95,13 @@ def _message_size(text: str) -> int:
     return size
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-        raise ValueError(f"{quoted(text)} is not a number from 1 to 999999")
-    return int(text)
+def _up_to(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[1-9][0-9]{0,9}", text) or int(text) > most:
+            raise ValueError(f"{quoted(text)} is not a number from 1 to {most}")
+        return int(text)
+
+    return read
 
 
 def _share(text: str) -> float:
@@ -190,8 +194,14 @@ class Settings:
     )
     token_file: Path | None = _flag(Path, None, "FILE", "The tokens that callers need.")
     allow_anyone: bool = _switch("All callers may ask for decisions, for a network that is closed otherwise.")
+    workers: int = _flag(
+        _up_to(256),
+        "1",
+        "NUMBER",
+        "The processes, whose ports follow each other.",
+    )
     max_message: int = _flag(_message_size, "64KiB", "SIZE", "The longest gRPC message.")
-    max_connections: int = _flag(_count, "4096", "NUMBER", "The most connections of each port.")
+    max_connections: int = _flag(_up_to(1_000_000), "4096", "NUMBER", "The most connections of each port.")
     max_connection_age: float = _flag(
         _age, "off", "TIME", "The age at which gRPC connections end, so that clients find new processes."
     )
@@ -234,6 +244,23 @@ class Settings:
         return {name: address for name, address in ports.items() if address is not None}
 
 
+def of_workers(settings: Settings) -> tuple[Settings, ...]:
+    """Return the settings of each of the `workers` processes. Their ports follow each other, and paths get a number."""
+    if settings.workers == 1:
+        return (settings,)
+    parts: list[Settings] = []
+    for number in range(settings.workers):
+        addresses: dict[str, Any] = {name: _numbered(each, number) for name, each in settings.addresses.items()}
+        parts.append(replace(settings, workers=1, **addresses))
+    return tuple(parts)
+
+
+def _numbered(address: Address, number: int) -> Address:
+    if address.path:
+        return address._replace(path=f"{address.path}.{number + 1}")
+    return address._replace(port=address.port + number) if address.port else address
+
+
 FLAGS: Mapping[str, Flag] = {setting.name: setting.metadata["flag"] for setting in fields(Settings)}
 """The flags by the names of their settings."""
 
@@ -259,10 +286,13 @@ def _inconsistent(settings: Settings) -> list[Problem]:
         path = getattr(settings, name)
         if path is not None and not os.access(path, os.R_OK):
             problems.append(Problem(f"{flag_of(name)}: {quoted(str(path))} can't be read"))
-    addresses = list(settings.addresses.values())
-    if len({*addresses}) < len([each for each in addresses if each.port or each.path]):
-        problems.append(Problem("--grpc, --http and --admin: each needs an address of its own"))
-    if not addresses:
+    found = [each for part in of_workers(settings) for each in part.addresses.values()]
+    if len({*found}) < len([each for each in found if each.port or each.path]):
+        own = "an address of its own" if settings.workers == 1 else f"{settings.workers} ports of its own, in a row"
+        problems.append(Problem(f"--grpc, --http and --admin: each needs {own}"))
+    if any(each.port > _LAST_PORT for each in found):
+        problems.append(Problem(f"--workers: the last ports of {settings.workers} processes are above {_LAST_PORT}"))
+    if not settings.addresses:
         problems.append(Problem("--grpc, --http and --admin: all of them are off"))
     for name, address in settings.addresses.items():
         if address.loopback or settings.token_file is not None:
