@@ -10,6 +10,7 @@ has its module behind it:
     │   ├── BadRequest              the body of a request to the service cannot be used (service.checks)
     │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
     │   ├── UnusableLog             a log is in no known format, too short or too large (foresight.logs.formats)
+    │   ├── NotRefundable           hits cannot be given back to a limit (envoy.lists)
     │   ├── WindowTooLong           the times of a log are too far apart for the curve (foresight.what_if.exact)
     │   └── Invalid                 a text or a value of the rules file cannot be used
     │       └── Faults              as above, with several reasons, and what can be used of it (config.tree)
@@ -29,6 +30,7 @@ has its module behind it:
     ├── Lost                        a deferred request may have reached the app
     ├── Refused                     the service cannot decide on a request (service.messages)
     │   └── TooLong                 as above, because a text or the message is too long (service.messages)
+    ├── NotPermitted                the caller of the service may not give hits back (service.should_rate_limit)
     ├── Unanswered                  the service does not answer (service.client)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     └── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)

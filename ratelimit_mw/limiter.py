@@ -198,10 +198,10 @@ class RateLimiter:
     ) -> ListsDecision:
         """Decide on a request of several lists of entries (Envoy descriptors), in one call to the store.
 
-        The request is allowed if all lists are allowed. Only then are they charged. If several lists lead to the same
-        counter, it is charged the sum of their hits. The `rules` of the domain apply, too. The entries of
-        all lists are their attributes; if two entries have one key, the first counts. A rule is charged once, with the
-        largest hits of all lists.
+        The request is allowed if all lists are allowed. Otherwise only the lists with `hits` of their own are charged.
+        If several lists lead to the same counter, it is charged the sum of their hits. The `rules` of the domain apply,
+        too. The entries of all lists are their attributes; if two entries have one key, the first counts. A rule is
+        charged once, with the largest hits of all lists.
 
         Args:
             domain: The domain whose rules are asked.
@@ -216,6 +216,8 @@ class RateLimiter:
             ValueError: There are no lists, or hits, an entry or a limit are invalid.
         """
         asked = self._lists(domain, lists, hits)
+        if asked.refunds:
+            drive(self._storage.store, asked.giving_back())
         return asked.decided(self.engine.execute(asked.plan, asked.rules))
 
     async def acheck_lists(
@@ -223,6 +225,8 @@ class RateLimiter:
     ) -> ListsDecision:
         """Do what `check_lists` does, awaitable."""
         asked = self._lists(domain, lists, hits)
+        if asked.refunds:
+            await adrive(self._storage.store, asked.giving_back())
         return asked.decided(await self.engine.aexecute(asked.plan, asked.rules))
 
     def peek(

@@ -45,8 +45,8 @@ class Quota:
         over: The `Decision.over` of a request that is admitted from `spare`.
         elastic: The quotas for different loads, if `spare` depends on the load.
         penalty: What many denials by this counter lead to.
-        overdraft: A cost is taken in full even if it does not fit, as long as the counter is not in debt. What exceeds
-            the limit is a debt. A counter in debt denies every cost.
+        overdraft: A cost is taken in full, also by a denied request, as long as the counter is not in debt. If it does
+            not fit, it is denied, and what exceeds the limit is a debt. A counter in debt takes nothing.
     """
 
     algorithm: str
@@ -116,7 +116,8 @@ class Penalty:
 class Ask(NamedTuple):
     """One counter that a request asks: can `cost` be charged to the counter `key`, which has `quota`?
 
-    A `shadow` ask never denies the request. It is not charged for requests that it would have denied.
+    A `shadow` ask never denies the request. It is not charged for requests that it would have denied, unless its quota
+    has an `overdraft`.
     """
 
     key: str
@@ -175,7 +176,7 @@ class Reply(NamedTuple):
     only: int | None = None
 
     def admits(self, asks: Sequence[Ask]) -> bool:
-        """Return True if no enforced ask was denied. The request was then charged."""
+        """Return True if no enforced ask was denied. Only then are quotas without an `overdraft` charged."""
         if self.only is not None:
             return False
         return all(outcome.allowed or ask.shadow for ask, outcome in zip(asks, self.outcomes, strict=True))
@@ -257,7 +258,8 @@ class EntryList(NamedTuple):
     Attributes:
         entries: The (key, value) pairs, in order.
         hits: What this list charges. None: the `hits` of the request. 0 asks and takes nothing. Hits above 0 are taken
-            in full even if they do not fit, as long as the counter is not above its limit.
+            in full, also by a denied request, as long as the counter is not above its limit. If they do not fit, they
+            are denied and charged. Hits below 0 are given back, at most what the window was charged.
         limit: A number of requests and the unit of time ("second" to "year"), as in `(100, "hour")`. It replaces the
             limits of the file for this list. None: the limits of the file.
     """

@@ -118,11 +118,11 @@ def test_hits_apply_to_the_lists_without_hits_of_their_own(engine, check):
     assert remaining(limiter, ANN) == 2
 
 
-def test_own_hits_are_taken_in_full_once_and_then_refused(engine, check, clock):
+def test_own_hits_that_do_not_fit_are_denied_and_taken_once(engine, check, clock):
     limiter = engine()
     assert check(limiter, late(ANN, 0)).allowed
     assert check(limiter, late(ANN, 12)).statuses[0] == ListStatus(
-        True, "user", None, 5, 60.0, "minute", 0, reset_after=60.0
+        False, "user", None, 5, 60.0, "minute", 0, reset_after=60.0, retry_after=60.0
     )
     clock.advance(15)
     for again in (late(ANN, 12), late(ANN, 0), ANN):
@@ -139,15 +139,57 @@ def test_own_hits_of_zero_pass_a_full_counter_and_a_counter_in_debt_denies_them(
     check(limiter, ANN, hits=5)
     assert check(limiter, late(ANN, 0)).allowed
     assert not check(limiter, ANN).allowed
-    assert check(limiter, late(ANN, 1)).allowed
+    assert not check(limiter, late(ANN, 1)).allowed
     assert not check(limiter, late(ANN, 0)).allowed
     assert not check(limiter, late([("none", "x")], 0)).allowed
+
+
+def test_a_denied_request_charges_the_lists_with_hits_of_their_own_alone(engine, check):
+    limiter = engine()
+    for left in (2, 0):
+        denied = check(limiter, late(ANN, 3 if left else 2), BOB, [("none", "x")])
+        assert [status.allowed for status in denied.statuses] == [True, True, False]
+        assert (remaining(limiter, ANN), remaining(limiter, BOB)) == (left, 5)
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket"])
+def test_hits_below_0_are_given_back_at_most_what_was_charged(engine, check, algorithm):
+    limit = {"unit": "minute", "requests_per_unit": 5, "algorithm": algorithm}
+    limiter = engine({"descriptors": [{"key": "user", "rate_limit": limit}]})
+    assert check(limiter, ANN, hits=4).statuses[0].remaining == 1
+    assert check(limiter, late(ANN, -2)).statuses[0].remaining == 3
+    assert not check(limiter, late(ANN, 9)).allowed  # in debt
+    assert check(limiter, late(ANN, -100)).statuses[0][:1] == (True,)
+    assert remaining(limiter, ANN) == 5
+    assert check(limiter, late(BOB, -1)).statuses[0].remaining == 5
+
+
+def test_what_one_list_gives_back_is_there_for_another_and_for_the_rules(engine, check):
+    limiter = engine({"rules": [{"name": "all", "by": "global", "limit": "6 per day", "algorithm": "fixed_window"}]})
+    assert check(limiter, ANN, hits=5).allowed
+    found = check(limiter, late(ANN, -5), late(ANN, 1))
+    assert [status.remaining for status in found.statuses] == [0, 0]  # of the rule, which was charged the 1
+    assert check(limiter, late(ANN, -1)).statuses[0].remaining == 1
+
+
+@pytest.mark.parametrize("algorithm", ["sliding_log", "bucketed_window"])
+def test_hits_are_not_given_back_to_an_algorithm_that_needs_their_time(engine, check, algorithm):
+    limit = {"unit": "minute", "requests_per_unit": 5, "algorithm": algorithm}
+    limiter = engine({"descriptors": [{"key": "user", "rate_limit": limit}]})
+    with pytest.raises(ValueError, match=f"'user': {algorithm} needs their time"):
+        check(limiter, late(ANN, -1))
+
+
+def test_hits_are_not_given_back_while_the_store_is_away(engine, check, store):
+    limiter = engine()
+    store.away = True
+    assert check(limiter, late(ANN, -1)).statuses == (ListStatus(True, "user", None, 5, 60.0, "minute"),)
 
 
 def test_lists_that_lead_to_one_counter_ask_it_once_with_the_sum(engine, check, store):
     limiter = engine()
     found = check(limiter, ANN, late(ANN, 2), ANN)
-    assert [status.remaining for status in found.statuses] == [1, 1, 1]
+    assert [status.remaining for status in found.statuses] == [4, 2, 1]
     assert [(ask.cost, ask.quota.overdraft) for ask in store.asks] == [(4, True)]
     assert not check(limiter, BOB, BOB, BOB, BOB, BOB, BOB).allowed
     assert remaining(limiter, BOB) == 5
@@ -287,14 +329,14 @@ def test_of_two_limits_that_deny_a_list_its_status_is_that_of_the_longer_wait(en
 
 def test_a_sum_of_hits_that_no_store_can_count_is_reduced(engine, check, store):
     limiter = engine()
-    assert check(limiter, late(ANN, 10**15), late(ANN, 10**15)).allowed
+    assert not check(limiter, late(ANN, 10**15), late(ANN, 10**15)).allowed
     assert [ask.cost for ask in store.asks] == [10**15]
 
 
 def test_own_hits_are_taken_in_full_by_the_lower_of_two_sent_limits(engine, check, store):
     limiter = engine()
     high, low = EntryList(ANN, hits=4, limit=(5, "hour")), EntryList(ANN, limit=(3, "hour"))
-    assert check(limiter, high, low).allowed
+    assert not check(limiter, high, low).allowed
     assert [(ask.cost, ask.quota.limit, ask.quota.overdraft) for ask in store.asks] == [(5, 3, True)]
 
 
@@ -365,7 +407,6 @@ def test_an_unknown_domain_is_an_error(engine):
     ("lists", "options"),
     [
         pytest.param([], {}, id="no lists"),
-        pytest.param([late(ANN, -1)], {}, id="negative hits"),
         pytest.param([late(ANN, "1")], {}, id="hits that are a text"),
         pytest.param([ANN], {"hits": -1}, id="negative hits of the request"),
         pytest.param([["ann"]], {}, id="an entry that is no pair"),
@@ -382,7 +423,7 @@ def test_what_is_no_list_is_an_error(engine, lists, options):
 
 def test_huge_hits_are_taken_as_the_largest_debt(engine, check):
     limiter = engine()
-    assert check(limiter, late(ANN, 2**64), late(ANN, 2**64)).allowed
+    assert not check(limiter, late(ANN, 2**64), late(ANN, 2**64)).allowed
     assert not check(limiter, late(ANN, 0)).allowed
 
 
@@ -394,7 +435,7 @@ def decisions(server):
 
 def test_lists_are_one_call_on_redis(server, check):
     with RateLimiter({**FILE, "storage": {"timeout": "5s"}}, clock=ManualClock(START), storage=server.url) as limiter:
-        assert [check(limiter, ANN, late(FREE, 7), BOB).allowed for _ in range(2)] == [True, False]
+        assert [check(limiter, ANN, late(FREE, 2), BOB).allowed for _ in range(2)] == [True, False]
         assert remaining(limiter, ANN) == 4
         assert decisions(server) == 3
 
@@ -410,5 +451,6 @@ def test_a_denial_that_is_remembered_is_answered_without_the_store(server, check
         assert [status.allowed for status in denied.statuses] == [True, False]
         assert denied.statuses[1] == asked.statuses[1]
         assert (denied.statuses[0].limit, denied.statuses[0].remaining) == (5, None)
-        assert check(limiter, late(FREE, 4)).allowed  # a late cost is another request
-        assert not check(limiter, late(FREE, 4)).allowed
+        for _ in range(2):  # a late cost is another request
+            assert not check(limiter, late(FREE, 4)).allowed
+        assert decisions(server) == before + 1

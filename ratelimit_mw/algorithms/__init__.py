@@ -145,8 +145,8 @@ def with_overdraft(quota: Quota) -> Quota:
 def _overdrawing(decide: Decide) -> Decide:
     """Return the decision function of an algorithm for quotas with an `overdraft`.
 
-    It charges with the `widened` quota, and charges as much as fits. The counterpart in Lua is `overdraw` in
-    several.lua.
+    It charges with the `widened` quota, and charges as much as fits. A cost that does not fit is charged, and denied by
+    the debt that it makes. The counterpart in Lua is `overdraw` in several.lua.
     """
 
     def decide_with_overdraft(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -160,8 +160,10 @@ def _overdrawing(decide: Decide) -> Decide:
         charged, state_after = decide(state, wide, min(cost, room), now)
         if not charged.allowed:  # refunds have emptied a queue whose next turn is still too far away
             return charged, state_after
+        if cost > outcome.remaining:
+            return decide(state_after or state, quota, 0, now)[0], state_after
         # The cost is known after the fact, so it waits for nothing: the delay is 0.
-        return Outcome(True, max(outcome.remaining - cost, 0), charged.reset_after), state_after
+        return Outcome(True, outcome.remaining - cost, charged.reset_after), state_after
 
     return decide_with_overdraft
 

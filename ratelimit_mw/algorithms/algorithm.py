@@ -110,6 +110,7 @@ class Algorithm:
         no_write_back: Why its counters cannot be written back. Empty if they can.
         no_shards: Why its counters cannot be spread over several keys. Empty if they can.
         windows: The largest number of windows in which a leased charge counts.
+        refunds_later: A charge of the current window can be given back without the time at which it was made.
         widen: See `Widen`. None: the usual way for a bucket or a count.
         at_all_limits: How it decides at many limits at once, for the what-if of a replay. None: the what-if of its
             limits needs replays.
@@ -132,6 +133,7 @@ class Algorithm:
     no_write_back: str = _NOT_STATED
     no_shards: str = ""
     windows: int = 2
+    refunds_later: bool = False
     widen: Widen | None = None
     at_all_limits: Counting | Refilling | None = None
 

@@ -57,5 +57,6 @@ ALGORITHM = Algorithm(
     no_lease="",
     no_write_back="",
     windows=1,
+    refunds_later=True,
     at_all_limits=Counting(lambda quota, now: (now // quota.period * quota.period,)),
 )

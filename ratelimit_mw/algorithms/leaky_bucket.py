@@ -72,5 +72,6 @@ ALGORITHM = Algorithm(
     no_lease="only the store knows how long a request must wait",
     no_write_back="only the store knows how long a request must wait",
     no_shards="a queue needs a single counter",
+    refunds_later=True,
     at_all_limits=Refilling(lambda quota, interval: min((quota.burst - 1) * interval, quota.max_wait)),
 )

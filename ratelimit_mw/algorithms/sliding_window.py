@@ -93,5 +93,6 @@ ALGORITHM = Algorithm(
     refund=refund,
     no_lease="",
     no_write_back="",
+    refunds_later=True,
     at_all_limits=Counting(since, used),
 )

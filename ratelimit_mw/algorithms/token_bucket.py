@@ -79,5 +79,6 @@ ALGORITHM = Algorithm(
     can_wait=True,
     no_lease="the refill starts at the time of each charge, so requests can't be charged earlier or later",
     no_write_back="the refill starts at the time of each charge, so requests can't be charged earlier or later",
+    refunds_later=True,
     at_all_limits=Refilling(lambda quota, interval: (quota.burst - 1) * interval + quota.max_wait),
 )

@@ -111,7 +111,10 @@ def ask(
         str, typer.Option("--grpc", metavar="ADDRESS", envvar="RATELIMIT_GRPC", help="[HOST:]PORT or unix:PATH.")
     ] = "127.0.0.1:8081",
     domain: Annotated[str | None, typer.Option("--domain", "-d", help="The domain of the rules.")] = None,
-    hits: Annotated[int, typer.Option("--hits", min=0, help="What each descriptor charges. 0 only asks.")] = 1,
+    hits: Annotated[
+        int | None,
+        typer.Option("--hits", help="The hits of each descriptor, as of Envoy. 0 only asks, and -3 gives 3 back."),
+    ] = None,
     health: Annotated[bool, typer.Option("--health", help="Ask whether the service takes requests.")] = False,
     token: Annotated[
         str | None, typer.Option("--token", envvar="RATELIMIT_TOKEN", help="The token that the service requires.")

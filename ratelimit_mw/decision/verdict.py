@@ -158,7 +158,7 @@ class Verdict:
         asked = [(charge.ask, outcome) for charge, outcome in zip(self.charges, self.outcomes, strict=True)]
         if self.allowed or any(not outcome.allowed and not ask.shadow for ask, outcome in asked):
             return []
-        return [ask for ask, outcome in asked if outcome.allowed and ask.cost]
+        return [ask for ask, outcome in asked if outcome.allowed and ask.cost and not ask.quota.overdraft]
 
     @property
     def reason(self) -> Reason | None:

@@ -8,6 +8,7 @@ Most apps do not use them, so the limiter imports this module when it is needed.
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.planning import Plan, Refusal, whole
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.envoy.tree import DEFAULT, MOST, AppliedLimit, DescriptorLimit, asked, replaced_among
+from ratelimit_mw.errors import StoreUnavailable, quoted
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import GLOBAL, encoder
 from ratelimit_mw.identity.request import EntriesRequest, Entry, Request
@@ -30,11 +32,13 @@ from ratelimit_mw.model import (
     ListStatus,
     Outcome,
     Quota,
+    Reply,
     Rule,
 )
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import REFUSED, RuleSet
+from ratelimit_mw.stores.base import LOOK, Intent, Steps
 from ratelimit_mw.units import SECOND, UNITS
 
 _UNIT_NAMES = {period: unit for unit, period in UNITS.items()}
@@ -58,18 +62,36 @@ class _ListLimits(NamedTuple):
 _NO_LIMITS = _ListLimits({}, unlimited=False)
 
 
-_ListsPlan = tuple[Request, Sequence[Charge], Sequence[Charge], Sequence[_ListLimits]]
-"""The plan of several lists.
+class _ListsPlan(NamedTuple):
+    """The plan of several lists.
 
-First the request that the rules see. Then all charges, each counter once: those of the rules, then those of the lists;
-`BLOCKED` if an override blocks the client. Then the charges of the rules alone. Last the limits of each list, in order.
-"""
+    Attributes:
+        request: The request that the rules see.
+        charges: All charges, each counter once: those of the rules, then those of the lists. `BLOCKED` if an override
+            blocks the client.
+        of_rules: The charges of the rules alone.
+        limits: The limits of each list, in order.
+        costs: What each list charges, by the key of a counter that several lists share.
+        refunds: What is given back, before the request is decided.
+    """
+
+    request: Request
+    charges: Sequence[Charge]
+    of_rules: Sequence[Charge]
+    limits: Sequence[_ListLimits]
+    costs: Mapping[str, Sequence[int]]
+    refunds: Sequence[Ask]
+
+
+class NotRefundable(ValueError):
+    """Hits cannot be given back to a limit. Its text names the algorithm and the rule."""
 
 
 def _plan_lists(rules: RuleSet, lists: Sequence[EntryList], hits: int, meter: Meter | None) -> _ListsPlan:
     """Return the plan of these lists.
 
-    Rules are charged the most hits of a list. If several lists lead to one counter, it is charged the sum.
+    Rules are charged the most hits of a list. If several lists lead to one counter, it is charged the sum. Hits below 0
+    are given back: the counter is asked with 0.
 
     Args:
         rules: The rules of one domain.
@@ -79,17 +101,18 @@ def _plan_lists(rules: RuleSet, lists: Sequence[EntryList], hits: int, meter: Me
 
     Raises:
         ValueError: An entry is not a pair, or the limit of a list is invalid.
+        NotRefundable: Hits cannot be given back to one of the limits.
     """
     entries = [EntriesRequest(each.entries).entries for each in lists]
     request = _request(rules, entries)
     costs = [hits if each.hits is None else each.hits for each in lists]
     most = max(costs, default=hits)
-    applied = _of_rules(rules, request, most)
+    applied = _of_rules(rules, request, max(most, 0))
     if applied is None or applied is BLOCKED:  # all rules are off for this client, or all requests
-        return request, applied or (), (), [_NO_LIMITS] * len(lists)
+        return _ListsPlan(request, applied or (), (), [_NO_LIMITS] * len(lists), {}, ())
     if meter is not None:
         applied = meter.stretched(applied)
-    if most and any(each.hits == most for each in lists):
+    if most > 0 and any(each.hits == most for each in lists):
         applied = [_late(charge) for charge in applied]
     found = [_found(rules, each, own) for each, own in zip(lists, entries, strict=True)]
     replaced = replaced_among([match for own in found for match in own])
@@ -101,7 +124,35 @@ def _plan_lists(rules: RuleSet, lists: Sequence[EntryList], hits: int, meter: Me
         )
         for own in found
     ]
-    return request, (*applied, *_merged(lists, costs, found)), applied, limits
+    merged, shared = _merged(lists, costs, found)
+    refunds = _refunds(applied, most, found, costs) if min(costs) < 0 else ()
+    return _ListsPlan(request, (*applied, *merged), applied, limits, shared, refunds)
+
+
+def _refunds(
+    applied: Sequence[Charge], most: int, found: Sequence[Sequence[AppliedLimit]], costs: Sequence[int]
+) -> Sequence[Ask]:
+    """Return what rules and lists with hits below 0 give back. Raises NotRefundable."""
+    refunds: dict[str, Ask] = {}
+    for rule, ask in applied if most < 0 else ():
+        if ALGORITHMS[ask.quota.algorithm].in_flight:  # it is not charged either
+            continue
+        _require_refunds(rule, ask.quota)
+        refunds[ask.key] = ask._replace(cost=-most)
+    for cost, own in zip(costs, found, strict=True):
+        for match in own if cost < 0 else ():
+            quota, key = match.limit.quota, match.key
+            if quota is not None:
+                _require_refunds(match.limit.rule, quota)
+                before = refunds[key].cost if key in refunds else 0
+                refunds[key] = Ask(key, quota, min(before - cost, MOST_HITS))
+    return tuple(refunds.values())
+
+
+def _require_refunds(rule: Rule, quota: Quota) -> None:
+    if not ALGORITHMS[quota.algorithm].refunds_later:
+        name = SENT if rule.sent else rule.name
+        raise NotRefundable(f"hits cannot be given back to {quoted(name)}: {quota.algorithm} needs their time")
 
 
 def _request(rules: RuleSet, lists: Sequence[Sequence[Entry]]) -> Request:
@@ -161,22 +212,27 @@ def _quota(requests: object, unit: object) -> Quota:
 
 def _merged(
     lists: Sequence[EntryList], costs: Sequence[int], found: Sequence[Sequence[AppliedLimit]]
-) -> tuple[Charge, ...]:
-    """Return one charge for each counter. Of different limits for one counter, the lowest counts."""
+) -> tuple[tuple[Charge, ...], Mapping[str, Sequence[int]]]:
+    """Return one charge for each counter, and what each list charges to the counters that several lists share.
+
+    Of different limits for one counter, the lowest counts.
+    """
     charges: dict[str, Charge] = {}
+    shared: dict[str, list[int]] = {}
     for each, cost, own in zip(lists, costs, found, strict=True):
         for match in own:
             quota, rule, key = match.limit.quota, match.limit.rule, match.key
             if quota is None:
                 continue
             known = charges.get(key)
-            late, before = bool(each.hits), 0
+            late, before, taken = bool(each.hits), 0, max(cost, 0)
             if known is not None:
                 late, before = late or known.ask.quota.overdraft, known.ask.cost
+                shared.setdefault(key, [before]).append(taken)
                 quota = min(known.ask.quota, quota, key=lambda either: either.limit)
-            ask = Ask(key, with_overdraft(quota) if late else quota, min(before + cost, MOST_HITS), rule.shadow)
+            ask = Ask(key, with_overdraft(quota) if late else quota, min(before + taken, MOST_HITS), rule.shadow)
             charges[key] = Charge(rule, ask)
-    return asked(tuple(charges.values()))
+    return asked(tuple(charges.values())), shared
 
 
 def _late(charge: Charge) -> Charge:
@@ -206,10 +262,13 @@ class ListsRequest:
         self.rules = rules
         meter = self._planner.meter(rules) if rules.elastic else None
         planned = _plan_lists(rules.parts[0], [_read(each) for each in lists], whole(hits), meter)
-        self.request, charges, self._of_rules, self._limits = planned
+        self.request = planned.request
         """The request that the rules see. Its attributes are the entries of all lists."""
-        self.plan = self._plan(charges)
+        self._of_rules, self._limits, self._costs = planned.of_rules, planned.limits, planned.costs
+        self.plan = self._plan(planned.charges)
         """What the engine executes. It may be executed several times, by requests of the same lists."""
+        self.refunds = planned.refunds if self.plan.charges else ()
+        """What `giving_back` gives back before the plan is executed."""
 
     def _plan(self, charges: Sequence[Charge]) -> Plan:
         rules, planner = self.rules, self._planner
@@ -222,6 +281,12 @@ class ListsRequest:
         if rules.settling and charges is not BLOCKED:  # no response would end a place in flight
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         return Plan(charges)
+
+    def giving_back(self) -> Steps[None]:
+        """Give back the hits below 0, at most what is charged in the current window. The store may be away."""
+        with suppress(StoreUnavailable):
+            reply: Reply = yield [ask._replace(cost=0) for ask in self.refunds], LOOK
+            yield self.refunds, Intent(charged_at=reply.now)
 
     def decided(self, verdict: Verdict) -> ListsDecision:
         """Return the decision, with one status for each list. See `statuses`."""
@@ -246,7 +311,8 @@ class ListsRequest:
         if self._grouped:
             pairs = zip(charges, outcomes, strict=True)
             passed = {charge.rule.quota_group for charge, outcome in pairs if outcome is not None and outcome.allowed}
-        return tuple([_status(limits, own, outcomes, passed) for limits, own in self._counters])
+        admitted = verdict.allowed
+        return tuple([_status(limits, own, outcomes, passed, admitted) for limits, own in self._counters])
 
     def _outcomes(self, verdict: Verdict) -> Sequence[Outcome | None]:
         """Return the outcomes of all charges of the plan. None: the counter was not asked."""
@@ -267,27 +333,37 @@ class ListsRequest:
         charges = self.plan.charges
         places = {charge.ask.key: place for place, charge in enumerate(charges)}
         of_rules = [charge.ask.key for charge in self._of_rules]
+        later = {key: list(costs) for key, costs in self._costs.items()}
 
         def counter(key: str, own: _ListLimits) -> _ListCounter:
-            return _ListCounter(places[key], charges[places[key]], own.names.get(key))
+            if key in later:
+                later[key].pop(0)
+            return _ListCounter(places[key], charges[places[key]], own.names.get(key), sum(later.get(key, ())))
 
         return [(own, [counter(key, own) for key in (*own.names, *of_rules) if key in places]) for own in self._limits]
 
 
 def _status(
-    limits: _ListLimits, counters: "Sequence[_ListCounter]", outcomes: Sequence[Outcome | None], passed: Container[str]
+    limits: _ListLimits,
+    counters: "Sequence[_ListCounter]",
+    outcomes: Sequence[Outcome | None],
+    passed: Container[str],
+    admitted: bool,
 ) -> ListStatus:
     """Return the status of a list: that of its counter which binds most. Shadow counters come last."""
     if not counters:
         return ListStatus(True, unlimited=limits.unlimited)
     if len(counters) == 1:
-        return counters[0].status(outcomes, passed)[1]
-    return min([each.status(outcomes, passed) for each in counters], key=_rank)[1]
+        return counters[0].status(outcomes, passed, admitted)[1]
+    return min([each.status(outcomes, passed, admitted) for each in counters], key=_rank)[1]
 
 
 def _read(given: EntryList | Sequence[tuple[str, str]]) -> EntryList:
     each = given if isinstance(given, EntryList) else EntryList(given)
-    return each if each.hits is None else each._replace(hits=whole(each.hits))
+    hits: object = each.hits
+    if hits is None:
+        return each
+    return each._replace(hits=-whole(-hits) if isinstance(hits, int) and hits < 0 else whole(hits))
 
 
 class _ListCounter:
@@ -297,25 +373,31 @@ class _ListCounter:
         place: The index of its charge in the plan.
         charge: The charge.
         name: The name of the limit in the list. None if it is the limit of a rule.
+        later: What the lists after this one charge to the same counter.
     """
 
-    __slots__ = ("_group", "_place", "_shadow", "_shown")
+    __slots__ = ("_group", "_late", "_later", "_place", "_shadow", "_shown")
 
-    def __init__(self, place: int, charge: Charge, name: str | None) -> None:
+    def __init__(self, place: int, charge: Charge, name: str | None, later: int) -> None:
         rule, ask = charge
         quota = ask.quota
         self._place = place
+        self._later = later
+        self._late = quota.overdraft
         self._group = rule.quota_group
         self._shadow = ask.shadow
         shown = (rule.name if name is None else name) or None
         self._shown = rule.name, shown, quota.shown_limit, quota.period / SECOND, _UNIT_NAMES.get(quota.period)
 
-    def status(self, outcomes: Sequence[Outcome | None], passed: Container[str]) -> tuple[bool, ListStatus]:
+    def status(
+        self, outcomes: Sequence[Outcome | None], passed: Container[str], admitted: bool
+    ) -> tuple[bool, ListStatus]:
         """Return whether the counter is enforced, and the status of the list by this counter.
 
         Args:
             outcomes: The outcomes of all counters of the plan. None: it was not asked.
             passed: The groups of quotas of which one admits the request.
+            admitted: The request is allowed, so that its counters were charged.
         """
         outcome, enforced = outcomes[self._place], not self._shadow
         if self._group:
@@ -323,6 +405,8 @@ class _ListCounter:
         if outcome is None:
             return enforced, ListStatus(True, *self._shown)
         allowed, remaining, reset_after, retry_after, _ = outcome
+        if self._later and allowed and (admitted or self._late):
+            remaining += self._later
         wait = 0.0
         if not (allowed or enforced):
             allowed = True

@@ -23,7 +23,7 @@ from ratelimit_mw.service.auth import Auth
 from ratelimit_mw.service.checks import MAX_BODY, BadRequest, Check, CheckReader, as_json, parsed
 from ratelimit_mw.service.messages import Refused
 from ratelimit_mw.service.ratelimit_pb2 import JsonRateLimitRequest, RateLimitResponse
-from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
+from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -183,8 +183,13 @@ class _Api:
 
     async def json(self, request: Request) -> Response:
         """`/json`: ShouldRateLimit as proto3-JSON, as envoyproxy/ratelimit reads and writes it. A denial is a 429."""
+        asked = _request_of(parsed(await read_body(request)))
+        refunds = self._service.access.allows("refund", request.headers.get("authorization"))
         try:
-            answer = await self._should_rate_limit.answer(_request_of(parsed(await read_body(request))))
+            answer = await self._should_rate_limit.answer(asked, refunds=refunds)
+        except NotPermitted:
+            self._service.refuse("no right to give hits back")
+            return JSONResponse({"problems": ["isNegativeHits needs a token or a certificate"]}, 403)
         except Refused as error:
             return JSONResponse({"problems": [str(error)]}, 400)
         response, denied = _response_of(answer)

@@ -26,7 +26,7 @@ class DescriptorAnswer(NamedTuple):
         limit: The number of requests per unit. None if no limit is told.
         unit: The unit of time.
         name: The name of the limit, or "".
-        remaining: How much is left.
+        remaining: How much is left. None if it is not told.
         seconds: The seconds until it is admitted, or until the counter is as if unused. None if unknown.
     """
 
@@ -35,7 +35,7 @@ class DescriptorAnswer(NamedTuple):
     limit: int | None
     unit: str
     name: str
-    remaining: int
+    remaining: int | None
     seconds: int | None
 
 
@@ -79,24 +79,23 @@ class Client:
         """Close the connection."""
         self._channel.close()
 
-    def ask(self, domain: str, descriptors: Sequence[str], hits: int) -> tuple[bool, list[DescriptorAnswer]]:
+    def ask(self, domain: str, descriptors: Sequence[str], hits: int | None) -> tuple[bool, list[DescriptorAnswer]]:
         """Send a request, which charges what it asks. Return whether it passes, and the status of each descriptor.
 
         Args:
             domain: The domain.
             descriptors: The descriptors, such as `path=/login,remote_address=203.0.113.7`.
-            hits: What each of them charges.
+            hits: The hits of each of them, as Envoy sends them. Below 0, they are given back. None: it sends none.
 
         Raises:
             ValueError: A descriptor cannot be read.
             Unanswered: There is no answer.
         """
         request = RateLimitRequest(domain=domain, descriptors=[_descriptor(each) for each in descriptors])
-        if hits:
-            request.hits_addend = hits
-        else:  # 0 of the request means 1
+        if hits is not None:
             for each in request.descriptors:
-                each.hits_addend.value = 0
+                each.hits_addend.value = abs(hits)
+                each.is_negative_hits = hits < 0
         method: Any = self._channel.unary_unary(METHOD)
         data = _answer(lambda: method(request.SerializeToString(), timeout=self._timeout, metadata=self._metadata))
         response = RateLimitResponse.FromString(data)
@@ -138,6 +137,6 @@ def _asked(descriptor: str, status: RateLimitResponse.DescriptorStatus) -> Descr
         current.requests_per_unit if told else None,
         UNIT_NAMES[current.unit] if 0 <= current.unit < len(UNIT_NAMES) else "",
         current.name,
-        status.limit_remaining,
+        status.limit_remaining if told else status.limit_remaining or None,  # without a limit, 0 says nothing
         status.duration_until_reset.seconds if status.HasField("duration_until_reset") else None,
     )

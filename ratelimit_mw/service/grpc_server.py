@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ratelimit_mw.service.credentials import Certificates
 from ratelimit_mw.service.messages import DENIED, SERVICE, Refused, TooLong
 from ratelimit_mw.service.settings import Address, Settings
-from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
+from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit
 from ratelimit_mw.service.state import Service
 
 NAMES = ("", "ratelimit", SERVICE)
@@ -92,7 +92,15 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
         service.under_way += 1
         try:
-            return await self._asked.answer(data)
+            try:
+                return await self._asked.answer(data)
+            except NotPermitted:
+                if service.access.allows("refund", _authorization(context)):
+                    return await self._asked.answer(data, refunds=True)
+                service.refuse("no right to give hits back")
+                await context.abort(
+                    grpc.StatusCode.PERMISSION_DENIED, "is_negative_hits needs a token or a certificate"
+                )
         except TooLong:
             return DENIED
         except Refused as error:

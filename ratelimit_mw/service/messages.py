@@ -87,10 +87,11 @@ def read(data: bytes) -> DecodedRequest:
         raise Refused("there are no descriptors")
     if len(descriptors) > MOST_DESCRIPTORS:
         raise Refused("there are more than 100 descriptors")
-    return DecodedRequest(request.domain, [_read(each) for each in descriptors], request.hits_addend or 1)
+    hits = request.hits_addend or 1
+    return DecodedRequest(request.domain, [_read(each, hits) for each in descriptors], hits)
 
 
-def _read(descriptor: RateLimitDescriptor) -> EntryList:
+def _read(descriptor: RateLimitDescriptor, hits_of_request: int) -> EntryList:
     entries = [(entry.key, entry.value) for entry in descriptor.entries]
     if len(entries) > MOST_ENTRIES:
         raise Refused("a descriptor has more than 32 entries")
@@ -101,6 +102,8 @@ def _read(descriptor: RateLimitDescriptor) -> EntryList:
         # Envoy sends what a client sent, which need not be UTF-8. Refusing it would let the request pass.
         pairs.append((key.decode("utf-8", "backslashreplace"), value.decode("utf-8", "backslashreplace")))
     hits = descriptor.hits_addend.value if descriptor.HasField("hits_addend") else None
+    if descriptor.is_negative_hits:
+        hits = -(hits_of_request if hits is None else hits)
     return EntryList(pairs, hits, _limit(descriptor.limit) if descriptor.HasField("limit") else None)
 
 
@@ -140,11 +143,11 @@ def go_headers(statuses: Sequence[ListStatus]) -> list[Header]:
     limited = [status for status in statuses if _is_shown(status)]
     if not limited:
         return []
-    least = min(limited, key=lambda status: (status.allowed, status.remaining or 0))
+    least = min(limited, key=lambda status: (status.allowed, status.remaining))
     seconds = _seconds(least)
     return [
         ("RateLimit-Limit", str(least.limit)),
-        ("RateLimit-Remaining", str(least.remaining or 0)),
+        ("RateLimit-Remaining", str(least.remaining)),
         *([("RateLimit-Reset", str(seconds))] if seconds is not None else []),
     ]
 
@@ -152,7 +155,10 @@ def go_headers(statuses: Sequence[ListStatus]) -> list[Header]:
 def _fill(made: RateLimitResponse.DescriptorStatus, status: ListStatus) -> None:
     """Write a status into a message. Single fields are set, because a call of a message class takes twice as long."""
     made.code = _OK if status.allowed else _OVER_LIMIT
-    made.limit_remaining = UNLIMITED if status.unlimited else min(status.remaining or 0, UNLIMITED)
+    if status.unlimited:
+        made.limit_remaining = UNLIMITED
+    elif status.remaining:
+        made.limit_remaining = min(status.remaining, UNLIMITED)
     if _is_shown(status):
         made.current_limit.MergeFrom(_current(status.limit or 0, status.unit or "", status.name or ""))
     seconds = _seconds(status)
@@ -161,8 +167,11 @@ def _fill(made: RateLimitResponse.DescriptorStatus, status: ListStatus) -> None:
 
 
 def _is_shown(status: ListStatus) -> bool:
-    """Whether the limit can be told: there is one, and a unit of the protocol names its period."""
-    return status.limit is not None and not status.unlimited and status.unit in UNIT_NAMES
+    """Whether the limit can be told: what is left of it is known, and a unit of the protocol names its period.
+
+    An unknown rest would be read as 0, because the field has no other value for it.
+    """
+    return status.remaining is not None and not status.unlimited and status.unit in UNIT_NAMES
 
 
 @lru_cache(maxsize=1024)
@@ -174,9 +183,9 @@ def _current(limit: int, unit: str, name: str) -> RateLimitResponse.RateLimit:
 def _seconds(status: ListStatus) -> int | None:
     """The whole seconds, rounded up, after which a denied list is admitted, or the counter is as if unused.
 
-    None if no limit applies, or if no waiting helps.
+    None if no limit applies, if it is unknown, or if no waiting helps.
     """
     seconds = status.reset_after if status.allowed else status.retry_after
-    if math.isinf(seconds) or (status.limit is None and status.allowed):
+    if math.isinf(seconds) or (status.remaining is None and status.allowed):
         return None
     return math.ceil(seconds)

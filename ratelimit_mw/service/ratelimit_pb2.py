@@ -26,37 +26,37 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$ratelimit_mw/service/ratelimit.proto\x12\x14ratelimit_mw.service\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\")\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\xd5\x02\n\x13RateLimitDescriptor\x12@\n\x07\x65ntries\x18\x01 \x03(\x0b\x32/.ratelimit_mw.service.RateLimitDescriptor.Entry\x12J\n\x05limit\x18\x02 \x01(\x0b\x32;.ratelimit_mw.service.RateLimitDescriptor.RateLimitOverride\x12\x31\n\x0bhits_addend\x18\x03 \x01(\x0b\x32\x1c.google.protobuf.UInt64Value\x1a#\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x1aX\n\x11RateLimitOverride\x12\x19\n\x11requests_per_unit\x18\x01 \x01(\r\x12(\n\x04unit\x18\x02 \x01(\x0e\x32\x1a.ratelimit_mw.service.Unit\"w\n\x10RateLimitRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12>\n\x0b\x64\x65scriptors\x18\x02 \x03(\x0b\x32).ratelimit_mw.service.RateLimitDescriptor\x12\x13\n\x0bhits_addend\x18\x03 \x01(\r\"\xfd\x02\n\x14JsonRateLimitRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12J\n\x0b\x64\x65scriptors\x18\x02 \x03(\x0b\x32\x35.ratelimit_mw.service.JsonRateLimitRequest.Descriptor\x12\x13\n\x0bhits_addend\x18\x03 \x01(\r\x1a#\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x1a\xce\x01\n\nDescriptor\x12\x41\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x30.ratelimit_mw.service.JsonRateLimitRequest.Entry\x12J\n\x05limit\x18\x02 \x01(\x0b\x32;.ratelimit_mw.service.RateLimitDescriptor.RateLimitOverride\x12\x31\n\x0bhits_addend\x18\x03 \x01(\x0b\x32\x1c.google.protobuf.UInt64Value\"\xf3\x04\n\x11RateLimitResponse\x12\x42\n\x0coverall_code\x18\x01 \x01(\x0e\x32,.ratelimit_mw.service.RateLimitResponse.Code\x12J\n\x08statuses\x18\x02 \x03(\x0b\x32\x38.ratelimit_mw.service.RateLimitResponse.DescriptorStatus\x12\x42\n\x17response_headers_to_add\x18\x03 \x03(\x0b\x32!.ratelimit_mw.service.HeaderValue\x12\x10\n\x08raw_body\x18\x05 \x01(\x0c\x1a^\n\tRateLimit\x12\x19\n\x11requests_per_unit\x18\x01 \x01(\r\x12(\n\x04unit\x18\x02 \x01(\x0e\x32\x1a.ratelimit_mw.service.Unit\x12\x0c\n\x04name\x18\x03 \x01(\t\x1a\xea\x01\n\x10\x44\x65scriptorStatus\x12:\n\x04\x63ode\x18\x01 \x01(\x0e\x32,.ratelimit_mw.service.RateLimitResponse.Code\x12H\n\rcurrent_limit\x18\x02 \x01(\x0b\x32\x31.ratelimit_mw.service.RateLimitResponse.RateLimit\x12\x17\n\x0flimit_remaining\x18\x03 \x01(\r\x12\x37\n\x14\x64uration_until_reset\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x04\x43ode\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x06\n\x02OK\x10\x01\x12\x0e\n\nOVER_LIMIT\x10\x02*]\n\x04Unit\x12\x0b\n\x07UNKNOWN\x10\x00\x12\n\n\x06SECOND\x10\x01\x12\n\n\x06MINUTE\x10\x02\x12\x08\n\x04HOUR\x10\x03\x12\x07\n\x03\x44\x41Y\x10\x04\x12\t\n\x05MONTH\x10\x05\x12\x08\n\x04YEAR\x10\x06\x12\x08\n\x04WEEK\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$ratelimit_mw/service/ratelimit.proto\x12\x14ratelimit_mw.service\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\")\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\xef\x02\n\x13RateLimitDescriptor\x12@\n\x07\x65ntries\x18\x01 \x03(\x0b\x32/.ratelimit_mw.service.RateLimitDescriptor.Entry\x12J\n\x05limit\x18\x02 \x01(\x0b\x32;.ratelimit_mw.service.RateLimitDescriptor.RateLimitOverride\x12\x31\n\x0bhits_addend\x18\x03 \x01(\x0b\x32\x1c.google.protobuf.UInt64Value\x12\x18\n\x10is_negative_hits\x18\x04 \x01(\x08\x1a#\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x1aX\n\x11RateLimitOverride\x12\x19\n\x11requests_per_unit\x18\x01 \x01(\r\x12(\n\x04unit\x18\x02 \x01(\x0e\x32\x1a.ratelimit_mw.service.Unit\"w\n\x10RateLimitRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12>\n\x0b\x64\x65scriptors\x18\x02 \x03(\x0b\x32).ratelimit_mw.service.RateLimitDescriptor\x12\x13\n\x0bhits_addend\x18\x03 \x01(\r\"\x97\x03\n\x14JsonRateLimitRequest\x12\x0e\n\x06\x64omain\x18\x01 \x01(\t\x12J\n\x0b\x64\x65scriptors\x18\x02 \x03(\x0b\x32\x35.ratelimit_mw.service.JsonRateLimitRequest.Descriptor\x12\x13\n\x0bhits_addend\x18\x03 \x01(\r\x1a#\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x1a\xe8\x01\n\nDescriptor\x12\x41\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x30.ratelimit_mw.service.JsonRateLimitRequest.Entry\x12J\n\x05limit\x18\x02 \x01(\x0b\x32;.ratelimit_mw.service.RateLimitDescriptor.RateLimitOverride\x12\x31\n\x0bhits_addend\x18\x03 \x01(\x0b\x32\x1c.google.protobuf.UInt64Value\x12\x18\n\x10is_negative_hits\x18\x04 \x01(\x08\"\xf3\x04\n\x11RateLimitResponse\x12\x42\n\x0coverall_code\x18\x01 \x01(\x0e\x32,.ratelimit_mw.service.RateLimitResponse.Code\x12J\n\x08statuses\x18\x02 \x03(\x0b\x32\x38.ratelimit_mw.service.RateLimitResponse.DescriptorStatus\x12\x42\n\x17response_headers_to_add\x18\x03 \x03(\x0b\x32!.ratelimit_mw.service.HeaderValue\x12\x10\n\x08raw_body\x18\x05 \x01(\x0c\x1a^\n\tRateLimit\x12\x19\n\x11requests_per_unit\x18\x01 \x01(\r\x12(\n\x04unit\x18\x02 \x01(\x0e\x32\x1a.ratelimit_mw.service.Unit\x12\x0c\n\x04name\x18\x03 \x01(\t\x1a\xea\x01\n\x10\x44\x65scriptorStatus\x12:\n\x04\x63ode\x18\x01 \x01(\x0e\x32,.ratelimit_mw.service.RateLimitResponse.Code\x12H\n\rcurrent_limit\x18\x02 \x01(\x0b\x32\x31.ratelimit_mw.service.RateLimitResponse.RateLimit\x12\x17\n\x0flimit_remaining\x18\x03 \x01(\r\x12\x37\n\x14\x64uration_until_reset\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"+\n\x04\x43ode\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x06\n\x02OK\x10\x01\x12\x0e\n\nOVER_LIMIT\x10\x02*]\n\x04Unit\x12\x0b\n\x07UNKNOWN\x10\x00\x12\n\n\x06SECOND\x10\x01\x12\n\n\x06MINUTE\x10\x02\x12\x08\n\x04HOUR\x10\x03\x12\x07\n\x03\x44\x41Y\x10\x04\x12\t\n\x05MONTH\x10\x05\x12\x08\n\x04YEAR\x10\x06\x12\x08\n\x04WEEK\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ratelimit_mw.service.ratelimit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_UNIT']._serialized_start=1648
-  _globals['_UNIT']._serialized_end=1741
+  _globals['_UNIT']._serialized_start=1700
+  _globals['_UNIT']._serialized_end=1793
   _globals['_HEADERVALUE']._serialized_start=126
   _globals['_HEADERVALUE']._serialized_end=167
   _globals['_RATELIMITDESCRIPTOR']._serialized_start=170
-  _globals['_RATELIMITDESCRIPTOR']._serialized_end=511
-  _globals['_RATELIMITDESCRIPTOR_ENTRY']._serialized_start=386
-  _globals['_RATELIMITDESCRIPTOR_ENTRY']._serialized_end=421
-  _globals['_RATELIMITDESCRIPTOR_RATELIMITOVERRIDE']._serialized_start=423
-  _globals['_RATELIMITDESCRIPTOR_RATELIMITOVERRIDE']._serialized_end=511
-  _globals['_RATELIMITREQUEST']._serialized_start=513
-  _globals['_RATELIMITREQUEST']._serialized_end=632
-  _globals['_JSONRATELIMITREQUEST']._serialized_start=635
-  _globals['_JSONRATELIMITREQUEST']._serialized_end=1016
-  _globals['_JSONRATELIMITREQUEST_ENTRY']._serialized_start=772
-  _globals['_JSONRATELIMITREQUEST_ENTRY']._serialized_end=807
-  _globals['_JSONRATELIMITREQUEST_DESCRIPTOR']._serialized_start=810
-  _globals['_JSONRATELIMITREQUEST_DESCRIPTOR']._serialized_end=1016
-  _globals['_RATELIMITRESPONSE']._serialized_start=1019
-  _globals['_RATELIMITRESPONSE']._serialized_end=1646
-  _globals['_RATELIMITRESPONSE_RATELIMIT']._serialized_start=1270
-  _globals['_RATELIMITRESPONSE_RATELIMIT']._serialized_end=1364
-  _globals['_RATELIMITRESPONSE_DESCRIPTORSTATUS']._serialized_start=1367
-  _globals['_RATELIMITRESPONSE_DESCRIPTORSTATUS']._serialized_end=1601
-  _globals['_RATELIMITRESPONSE_CODE']._serialized_start=1603
-  _globals['_RATELIMITRESPONSE_CODE']._serialized_end=1646
+  _globals['_RATELIMITDESCRIPTOR']._serialized_end=537
+  _globals['_RATELIMITDESCRIPTOR_ENTRY']._serialized_start=412
+  _globals['_RATELIMITDESCRIPTOR_ENTRY']._serialized_end=447
+  _globals['_RATELIMITDESCRIPTOR_RATELIMITOVERRIDE']._serialized_start=449
+  _globals['_RATELIMITDESCRIPTOR_RATELIMITOVERRIDE']._serialized_end=537
+  _globals['_RATELIMITREQUEST']._serialized_start=539
+  _globals['_RATELIMITREQUEST']._serialized_end=658
+  _globals['_JSONRATELIMITREQUEST']._serialized_start=661
+  _globals['_JSONRATELIMITREQUEST']._serialized_end=1068
+  _globals['_JSONRATELIMITREQUEST_ENTRY']._serialized_start=798
+  _globals['_JSONRATELIMITREQUEST_ENTRY']._serialized_end=833
+  _globals['_JSONRATELIMITREQUEST_DESCRIPTOR']._serialized_start=836
+  _globals['_JSONRATELIMITREQUEST_DESCRIPTOR']._serialized_end=1068
+  _globals['_RATELIMITRESPONSE']._serialized_start=1071
+  _globals['_RATELIMITRESPONSE']._serialized_end=1698
+  _globals['_RATELIMITRESPONSE_RATELIMIT']._serialized_start=1322
+  _globals['_RATELIMITRESPONSE_RATELIMIT']._serialized_end=1416
+  _globals['_RATELIMITRESPONSE_DESCRIPTORSTATUS']._serialized_start=1419
+  _globals['_RATELIMITRESPONSE_DESCRIPTORSTATUS']._serialized_end=1653
+  _globals['_RATELIMITRESPONSE_CODE']._serialized_start=1655
+  _globals['_RATELIMITRESPONSE_CODE']._serialized_end=1698
 # @@protoc_insertion_point(module_scope)

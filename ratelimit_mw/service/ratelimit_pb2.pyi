@@ -39,7 +39,7 @@ class HeaderValue(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class RateLimitDescriptor(_message.Message):
-    __slots__ = ("entries", "limit", "hits_addend")
+    __slots__ = ("entries", "limit", "hits_addend", "is_negative_hits")
     class Entry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -57,10 +57,12 @@ class RateLimitDescriptor(_message.Message):
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     HITS_ADDEND_FIELD_NUMBER: _ClassVar[int]
+    IS_NEGATIVE_HITS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[RateLimitDescriptor.Entry]
     limit: RateLimitDescriptor.RateLimitOverride
     hits_addend: _wrappers_pb2.UInt64Value
-    def __init__(self, entries: _Optional[_Iterable[_Union[RateLimitDescriptor.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[_wrappers_pb2.UInt64Value, _Mapping]] = ...) -> None: ...
+    is_negative_hits: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[RateLimitDescriptor.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[_wrappers_pb2.UInt64Value, _Mapping]] = ..., is_negative_hits: bool = ...) -> None: ...
 
 class RateLimitRequest(_message.Message):
     __slots__ = ("domain", "descriptors", "hits_addend")
@@ -82,14 +84,16 @@ class JsonRateLimitRequest(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     class Descriptor(_message.Message):
-        __slots__ = ("entries", "limit", "hits_addend")
+        __slots__ = ("entries", "limit", "hits_addend", "is_negative_hits")
         ENTRIES_FIELD_NUMBER: _ClassVar[int]
         LIMIT_FIELD_NUMBER: _ClassVar[int]
         HITS_ADDEND_FIELD_NUMBER: _ClassVar[int]
+        IS_NEGATIVE_HITS_FIELD_NUMBER: _ClassVar[int]
         entries: _containers.RepeatedCompositeFieldContainer[JsonRateLimitRequest.Entry]
         limit: RateLimitDescriptor.RateLimitOverride
         hits_addend: _wrappers_pb2.UInt64Value
-        def __init__(self, entries: _Optional[_Iterable[_Union[JsonRateLimitRequest.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[_wrappers_pb2.UInt64Value, _Mapping]] = ...) -> None: ...
+        is_negative_hits: bool
+        def __init__(self, entries: _Optional[_Iterable[_Union[JsonRateLimitRequest.Entry, _Mapping]]] = ..., limit: _Optional[_Union[RateLimitDescriptor.RateLimitOverride, _Mapping]] = ..., hits_addend: _Optional[_Union[_wrappers_pb2.UInt64Value, _Mapping]] = ..., is_negative_hits: bool = ...) -> None: ...
     DOMAIN_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     HITS_ADDEND_FIELD_NUMBER: _ClassVar[int]

@@ -3,18 +3,26 @@
 This module is internal: its names may change in any release.
 """
 
+import logging
 from collections.abc import Sequence
 
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.envoy.lists import ListsRequest
+from ratelimit_mw.envoy.lists import ListsRequest, NotRefundable
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.messages import DecodedRequest, Header, Refused, TooLong, go_headers, passed, read, write
 from ratelimit_mw.service.state import Service
+from ratelimit_mw.stores.base import adrive
+
+logger = logging.getLogger("ratelimit_mw.service")
 
 _LONGEST_KEPT = 512
 """The longest message whose plan is kept, in bytes."""
+
+
+class NotPermitted(Exception):
+    """The request gives hits back, and its caller was not found to be known. See `ShouldRateLimit.answer`."""
 
 
 class ShouldRateLimit:
@@ -33,12 +41,18 @@ class ShouldRateLimit:
         self._body = settings.body
         self._bare = settings.headers == "off" and not settings.body
         self._answers = LatestAnswers[str](name=str, value=str)
+        self._not_refundable: set[str] = set()
 
-    async def answer(self, data: bytes) -> bytes:
+    async def answer(self, data: bytes, *, refunds: bool = False) -> bytes:
         """Decide on the request in `data`, charge it if it is allowed, and return the response.
+
+        Args:
+            data: The bytes of the request.
+            refunds: The caller may give hits back. Few requests do, so the caller is asked who it is if one does.
 
         Raises:
             Refused: The request cannot be decided. It is counted.
+            NotPermitted: The request gives hits back, and `refunds` is not set. Nothing was charged.
         """
         engine = self._engine
         rules = engine.current()
@@ -55,6 +69,10 @@ class ShouldRateLimit:
             asked = self._planned(found, request)
             if plans is not None and len(data) <= _LONGEST_KEPT and plans.seen(data):
                 plans.put(data, asked)
+        if asked.refunds:
+            if not refunds:
+                raise NotPermitted
+            await adrive(engine.storage.store, asked.giving_back())
         verdict = await engine.aexecute(asked.plan, asked.rules)
         statuses = asked.statuses(verdict)
         if self._bare:
@@ -73,6 +91,12 @@ class ShouldRateLimit:
     def _planned(self, rules: Rules, request: DecodedRequest) -> ListsRequest:
         try:
             return ListsRequest(self._engine, rules, request.lists, request.hits)
+        except NotRefundable as error:
+            if str(error) not in self._not_refundable:  # it names a rule of the file
+                self._not_refundable.add(str(error))
+                logger.warning("is_negative_hits is refused: %s (logged once)", error)
+            self._service.refuse("hits cannot be given back")
+            raise Refused("hits cannot be given back to the limit of a descriptor") from None
         except ValueError:
             self._service.refuse("the entries are invalid")
             raise Refused("the entries are invalid") from None  # the error has what a client sent

@@ -82,14 +82,15 @@ def has_begun(outcome: Outcome) -> bool:
     return outcome.allowed and outcome.retry_after > 0
 
 
-def without_counted_denials(asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> Sequence[Ask]:
-    """`asks` for a second call after these outcomes. A penalty that has counted a denial watches no counter in them.
+def asked_again(asks: Sequence[Ask], outcomes: Sequence[Outcome]) -> Sequence[Ask]:
+    """`asks` for a second call after these outcomes, which must not count what the first one has counted.
 
-    Otherwise the second call would count the same denial again.
+    A penalty that has counted a denial watches no counter in them, and an overdraft was charged.
     """
     return [
         ask._replace(cost=0)
-        if _is_penalty(ask) and not all(outcome.allowed for outcome in outcomes[place + 1 : place + 1 + ask.cost])
+        if ask.quota.overdraft
+        or (_is_penalty(ask) and not all(outcome.allowed for outcome in outcomes[place + 1 : place + 1 + ask.cost]))
         else ask
         for place, ask in enumerate(asks)
     ]

@@ -66,7 +66,8 @@ class Counters:
         found: list[_Found] = []
         denied = False
         for key, quota, cost, _ in asks:  # `_ask` and `_save` without their calls: most requests take only this path
-            decided = DECIDE_ALL[quota.decided_by](self.load(key)[STAMP_SIZE:], quota, cost, now)
+            decide = DECIDE_ALL[quota.decided_by if commit else quota.algorithm]  # a look makes no debt
+            decided = decide(self.load(key)[STAMP_SIZE:], quota, cost, now)
             found.append(decided)
             if not decided[0][0]:
                 denied = True
@@ -86,7 +87,7 @@ class Counters:
         charged = commit and all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
         if not charged:
             for place, ask in enumerate(asks):
-                if found[place][0].allowed:
+                if found[place][0].allowed and not (commit and ask.quota.overdraft):
                     found[place] = self._unasked(ask, found[place][0].delay, now)
         if commit:
             for ask, (outcome, state) in zip(asks, found, strict=True):

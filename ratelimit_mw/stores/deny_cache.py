@@ -60,8 +60,8 @@ class DenyCache(Wrapper):
       within five seconds.
     * Another quota. The quotas are compared.
 
-    The store is always asked if a response may open the counter (`refundable`), for shadow asks, and while denials
-    are counted towards a penalty that is not in force yet.
+    The store is always asked if a response may open the counter (`refundable`), for shadow asks, for a cost with an
+    overdraft on another counter, and while denials are counted towards a penalty that is not in force yet.
 
     Args:
         store: the store to ask.
@@ -103,7 +103,7 @@ class DenyCache(Wrapper):
         if intent is DECIDE or intent.decides:
             for outcome in reply[1]:
                 if not outcome[0]:  # it denies
-                    self._learn(asks, note // self._per_microsecond, reply)
+                    self._learn(asks, note // self._per_microsecond, reply, charged=intent.commit)
                     break
         elif not intent.insist:
             for ask in asks:
@@ -125,6 +125,8 @@ class DenyCache(Wrapper):
                 applied = denial.applied(quota, cost)
                 if found is None or _comparable(applied[0]) > _comparable(found[0]):
                     found, only, kind = applied, place, Banned if denial.penalised else Outcome
+            elif quota.overdraft and cost:  # it is charged, whatever the others say
+                return None
         if found is None:
             return None
         opens, resets = found
@@ -132,14 +134,14 @@ class DenyCache(Wrapper):
         outcome = kind(False, 0, max(resets - now, 0), retry_after)
         return Reply(now + self._offset, (outcome,), only=only)
 
-    def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply) -> None:
-        """Cache the denials of a reply."""
+    def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply, *, charged: bool = True) -> None:
+        """Cache the denials of a reply. An overdraft that was not `charged` still has to be."""
         answered_at = self._ticks() // self._per_microsecond
         self._offset = reply.now - answered_at
         learnt: list[tuple[str, _KnownDenial]] = []
         longest = longest_cached = 0.0
         for (key, quota, cost, shadow), outcome in zip(asks, reply.outcomes, strict=True):
-            if shadow or outcome.allowed:
+            if shadow or outcome.allowed or (quota.overdraft and not charged):
                 continue
             lasts = outcome.lasts if isinstance(outcome, Banned) else 0
             counted = quota.penalty is not None and not lasts

@@ -19,7 +19,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
-from ratelimit_mw.stores.bans import has_begun, without_counted_denials
+from ratelimit_mw.stores.bans import asked_again, has_begun
 from ratelimit_mw.stores.base import (
     DECIDE,
     LOOK,
@@ -201,7 +201,7 @@ class Leases(Wrapper):
         if not again:
             return reply
         asks = [claim.ask for claim in claims]
-        for claim, ask in zip(claims, without_counted_denials(asks, reply.outcomes), strict=True):
+        for claim, ask in zip(claims, asked_again(asks, reply.outcomes), strict=True):
             claim.ask = ask
         if not reply.admits(asks):
             again = list(claims)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.bans import has_begun, without_counted_denials
+from ratelimit_mw.stores.bans import asked_again, has_begun
 from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forget_request
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
@@ -24,7 +25,8 @@ class Shards(Wrapper):
     whole cost. How much of the limit may then be unused is calculated by `worst_unused_of_shards`. `remaining` is
     estimated from the shard that was asked.
 
-    A cost with an overdraft is divided among all shards that are not in debt. The counter is in debt if all shards are.
+    A cost with an overdraft takes two more calls. It is divided among all shards that are not in debt, and fits if they
+    have room for it together. The counter is in debt if all shards are.
     """
 
     def asked(self, request: StoreRequest) -> Call | Steps[Reply]:
@@ -61,17 +63,17 @@ def _looking(asks: Sequence[Ask]) -> Steps[Reply]:
 
 
 def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
-    """Ask the picked shards of each counter. If one denies, look at all shards and ask those that have room."""
-    picked = [_picked(ask, range(ask.quota.shards)) for ask in asks]
+    """Ask a shard of each counter. If it denies, look at all shards and ask one that has room."""
+    asks, late = yield from _charging_late(asks)
+    picked = [random.randrange(ask.quota.shards) for ask in asks]
     outcomes: dict[int, Outcome] = {}
     asked: Sequence[int] = range(len(asks))
     while True:
-        round_ = [part for place in asked for part in _among(asks[place], picked[place])]
+        round_ = [_shard(asks[place], picked[place]) for place in asked]
         reply: Reply = yield round_, DECIDE
         moved = []
-        replies = iter(reply.outcomes)
-        for place in asked:
-            outcome = _scaled(asks[place], [next(replies) for _ in picked[place]])
+        for place, found in zip(asked, reply.outcomes, strict=True):
+            outcome = _scaled(asks[place], found)
             if place in outcomes and has_begun(outcomes[place]):
                 continue  # the beginning of a ban is reported once
             outcomes[place] = outcome
@@ -80,13 +82,13 @@ def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
                 outcomes[place] = _summed(seen.outcomes)._replace(allowed=False)
                 better = [shard for shard, outcome in enumerate(seen.outcomes) if outcome.allowed]
                 if better:
-                    picked[place] = _picked(asks[place], better)
+                    picked[place] = random.choice(better)
                     moved.append(place)
         if not moved:
-            return Reply(reply.now, [outcomes[place] for place in range(len(asks))])
+            return Reply(reply.now, [late.get(place, outcomes[place]) for place in range(len(asks))])
         # If the request was admitted, it is charged, and only shards of shadow rules have denied. They are asked again.
         asked = moved if reply.admits(round_) else range(len(asks))
-        asks = without_counted_denials(asks, [outcomes[place] for place in range(len(asks))])
+        asks = asked_again(asks, [outcomes[place] for place in range(len(asks))])
 
 
 def _summed(outcomes: Sequence[Outcome]) -> Outcome:
@@ -100,29 +102,44 @@ def _summed(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def _scaled(ask: Ask, outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of a counter from the outcomes of the shards that were asked."""
-    quota, outcome = ask.quota, outcomes[0]
+def _charging_late(asks: Sequence[Ask]) -> Steps[tuple[Sequence[Ask], dict[int, Outcome]]]:
+    """Charge the costs with an overdraft on sharded counters.
+
+    Returns:
+        The asks, with one for each of these counters that only says whether it denies, and the outcomes of these
+        counters by their index.
+    """
+    left, late = list(asks), {}
+    for place, ask in enumerate(asks):
+        if not ask.quota.overdraft or ask.quota.shards == 1:
+            continue
+        seen: Reply = yield _shards(ask._replace(cost=0)), LOOK
+        opened = [shard for shard, outcome in enumerate(seen.outcomes) if outcome.allowed]
+        found = _summed(seen.outcomes)
+        if opened and ask.cost:
+            costs = _split(ask.cost, len(opened))
+            parts = [_shard(ask, shard)._replace(cost=cost) for shard, cost in zip(opened, costs, strict=True)]
+            charged: Reply = yield [part._replace(shadow=True) for part in parts], DECIDE
+            fits = ask.cost <= found.remaining
+            waits = [outcome.retry_after for outcome in charged.outcomes if not (fits or outcome.allowed)]
+            resets = max([outcome.reset_after for outcome in charged.outcomes])
+            found = Outcome(fits, max(found.remaining - ask.cost, 0), resets, min(waits, default=0))
+        late[place] = found
+        left[place] = Ask(ask.key, _FREE if found.allowed else NOTHING, 0, ask.shadow)
+    return left, late
+
+
+_FREE = replace(NOTHING, limit=1)
+"""A quota that admits a cost of 0."""
+
+
+def _scaled(ask: Ask, outcome: Outcome) -> Outcome:
+    """The outcome of a counter from that of the shard that was asked."""
+    quota = ask.quota
     if quota.shards == 1:
         return outcome
-    if quota.overdraft:
-        summed = _summed(outcomes)  # a shadow is charged by the shards that allow it, whatever the others say
-        return summed if ask.shadow else summed._replace(allowed=all(outcome.allowed for outcome in outcomes))
     most = (quota.burst or quota.limit) - ask.cost
     return outcome._replace(remaining=max(min(outcome.remaining * quota.shards, most), 0))
-
-
-def _picked(ask: Ask, shards: Sequence[int]) -> Sequence[int]:
-    """The shards to ask among these: a random one, or all for a cost with an overdraft."""
-    return shards if ask.quota.overdraft else (random.choice(shards),)
-
-
-def _among(ask: Ask, shards: Sequence[int]) -> Sequence[Ask]:
-    """The asks of these shards, which divide the cost among them."""
-    if len(shards) == 1:
-        return [_shard(ask, shards[0])]
-    costs = _split(ask.cost, len(shards))
-    return [_shard(ask, shard)._replace(cost=cost) for shard, cost in zip(shards, costs, strict=True)]
 
 
 def _shard(ask: Ask, number: int) -> Ask:

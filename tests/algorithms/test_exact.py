@@ -70,11 +70,14 @@ def test_a_late_cost_is_taken_in_full_unless_the_counter_is_in_debt(history, for
         now += jump
         late = data.draw(st.booleans())
         cost = min(cost, model.holds)  # noqa: PLW2901  a debt has its own bound
-        fits = model.fits(0 if late else cost, now)
+        fits, free = model.fits(cost, now), model.fits(0, now)
+        if late and cost:
+            fits = free and cost <= model.remaining(now)
         outcome = counter.ask(cost, now, overdraft=late)
         assert outcome.allowed == fits
-        if fits:
+        if fits or (late and free):
             model.admit(cost, now)
+        if fits:
             assert outcome.retry_after == 0
         elif late and quota.limit:
             assert model.fits(0, now + outcome.retry_after)

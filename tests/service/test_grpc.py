@@ -123,6 +123,15 @@ def test_ask_with_no_hits_charges_nothing_and_prints_json(service):
     assert (code, found["remaining"], found["limit"], found["name"]) == (0, 3, 3, "by_user")
 
 
+def test_ask_sends_hits_in_the_field_of_envoy_and_gives_them_back(service):
+    def left(*words):
+        code, out, _ = run("--grpc", service.grpc, "--domain", "shop", "user=hits", "--json", *words)
+        return code, json.loads(out)["descriptors"][0]["remaining"]
+
+    found = [left(*words) for words in ((), ("--hits", "0"), ("--hits", "9"), ("--hits", "0"), ("--hits", "-9"))]
+    assert found == [(0, 2), (0, 2), (1, 0), (1, 0), (0, 2)]  # 9 are charged, and make a debt, as a descriptor's own
+
+
 def test_ask_is_a_health_probe(service):
     assert run("--grpc", service.grpc, "--health")[:2] == (0, "serving\n")
     assert run("--grpc", service.grpc, "--health", "--json")[:2] == (

@@ -7,9 +7,11 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.messages import Refused
+from ratelimit_mw.service.ratelimit_pb2 import RateLimitRequest
 from ratelimit_mw.service.settings import Settings
-from ratelimit_mw.service.should_rate_limit import ShouldRateLimit
+from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit
 from ratelimit_mw.service.state import Service
+from tests.proxies.running import free_ports
 from tests.support.service import OK, OVER_LIMIT, Response, descriptor, request
 
 RULES = {
@@ -36,9 +38,9 @@ CLIENT = ("remote_address", "203.0.113.7")
 class Asked:
     """A service without ports."""
 
-    def __init__(self, rules=RULES, **settings):
+    def __init__(self, rules=RULES, storage="memory://", **settings):
         self.clock = ManualClock()
-        self.limiter = RateLimiter({**rules, "storage": {"url": "memory://"}}, clock=self.clock)
+        self.limiter = RateLimiter(rules, storage=storage, clock=self.clock)
         read = Settings.read(rules="-", **settings)
         self.service = Service(read, self.limiter, Access(read))
         self.method = ShouldRateLimit(self.service)
@@ -131,10 +133,59 @@ def test_the_hits_of_the_request_are_charged_and_0_means_1(ask, sent, charged):
     assert ask([("tokens", "t")], hits=sent).statuses[0].limit_remaining == 100 - charged
 
 
+def given_back(*entries, hits=None):
+    """A request of one descriptor whose hits are given back. Envoy's message, as generated here, lacks this field."""
+    sent = RateLimitRequest(domain="shop", hits_addend=3)
+    made = sent.descriptors.add(is_negative_hits=True)
+    if hits is not None:
+        made.hits_addend.value = hits
+    for key, value in entries:
+        made.entries.add(key=key.encode(), value=value.encode())
+    return sent.SerializeToString()
+
+
+def test_negative_hits_are_given_back_to_a_known_caller(ask):
+    ask([("tokens", "t")], hits=60)
+    for hits, left in ((10, 50), (None, 53), (1000, 100)):
+        answer = Response.FromString(
+            asyncio.run(ask.method.answer(given_back(("tokens", "t"), hits=hits), refunds=True))
+        )
+        assert (answer.overall_code, answer.statuses[0].limit_remaining) == (OK, left)
+    ask([("tokens", "t")], hits=60)
+    with pytest.raises(NotPermitted):
+        asyncio.run(ask.method.answer(given_back(("tokens", "t"))))
+    assert ask(descriptor(("tokens", "t"), hits=0)).statuses[0].limit_remaining == 40
+
+
+def test_negative_hits_that_an_algorithm_cannot_give_back_are_refused_and_logged_once(caplog):
+    limit = {"unit": "hour", "requests_per_unit": 5, "algorithm": "sliding_log"}
+    asked = Asked({"domain": "shop", "descriptors": [{"key": "log", "rate_limit": limit}]})
+    for _ in range(2):
+        with pytest.raises(Refused, match="hits cannot be given back to the limit of a descriptor"):
+            asyncio.run(asked.method.answer(given_back(("log", "x")), refunds=True))
+    (line,) = [each for each in caplog.messages if "is_negative_hits" in each]
+    assert "to 'log': sliding_log needs their time (logged once)" in line
+    assert asked.service.refused == {"hits cannot be given back": 2}
+    asked.limiter.close()
+
+
+def test_equal_descriptors_have_what_is_left_after_each(ask):
+    statuses = ask([("tokens", "t")], [("tokens", "t")], hits=2).statuses
+    assert [status.limit_remaining for status in statuses] == [98, 96]
+
+
+def test_a_status_has_no_limit_and_no_time_while_the_store_is_away():
+    (port,) = free_ports(1)
+    asked = Asked(storage=f"redis://127.0.0.1:{port}/0")
+    (status,) = asked([CLIENT]).statuses
+    assert status == Response.DescriptorStatus(code=OK)
+    asked.limiter.close()
+
+
 def test_hits_of_a_descriptor_replace_those_of_the_request_and_may_go_into_debt(ask):
     tokens = ("tokens", "t")
     assert ask(descriptor(tokens, hits=0), hits=7).statuses[0].limit_remaining == 100
-    assert codes(ask(descriptor(tokens, hits=250), hits=7)) == (OK, [OK])
+    assert codes(ask(descriptor(tokens, hits=250), hits=7)) == (OVER_LIMIT, [OVER_LIMIT])
     assert codes(ask(descriptor(tokens, hits=0))) == (OVER_LIMIT, [OVER_LIMIT])
 
 

@@ -235,53 +235,57 @@ class Contract:
         assert self.decide(store, [free]).outcomes[0].allowed
 
     @pytest.mark.parametrize("name", ALL)
-    def test_an_overdraft_takes_what_does_not_fit_once_and_then_denies(self, store, clock, name):
+    def test_an_overdraft_that_does_not_fit_is_denied_and_taken_once(self, store, clock, name):
         ask = Ask("d:r:{x}", with_overdraft(quota(10, name, MINUTE)), 7)
-        replies = [self.decide(store, [ask]) for _ in range(2)]
-        assert [reply.outcomes[0][:2] for reply in replies] == [(True, 3), (True, 0)]
+        assert self.decide(store, [ask]).outcomes[0][:2] == (True, 3)
+        assert self.decide(store, [ask], commit=False).outcomes[0][:2] == (False, 3)
+        denied = self.decide(store, [ask]).outcomes[0]
+        assert (denied.allowed, denied.remaining) == (False, 0)
         denials = [self.decide(store, [ask._replace(cost=cost)]).outcomes[0] for cost in (1, 7, 10**15, 0)]
         assert [outcome[:2] for outcome in denials] == [(False, 0)] * 4
-        assert len({outcome.retry_after for outcome in denials}) == 1
+        assert {outcome.retry_after for outcome in denials} == {denied.retry_after}
         clock.advance((denials[0].retry_after - 1) / SECOND)
-        assert not self.decide(store, [ask]).outcomes[0].allowed
+        assert not self.decide(store, [ask._replace(cost=0)]).outcomes[0].allowed
         clock.advance(1 / SECOND)
-        assert self.decide(store, [ask]).outcomes[0].allowed
+        assert self.decide(store, [ask._replace(cost=0)]).outcomes[0].allowed
 
     @pytest.mark.parametrize("name", ALL)
     def test_an_overdraft_takes_from_a_full_counter_but_a_usual_cost_does_not(self, store, name):
         ask = Ask("d:r:{x}", quota(10, name), 10)
-        late = ask._replace(quota=with_overdraft(ask.quota), cost=1)
+        late, free = ask._replace(quota=with_overdraft(ask.quota), cost=1), ask._replace(cost=0)
         self.decide(store, [ask])
         assert not self.decide(store, [ask._replace(cost=1)]).outcomes[0].allowed
-        assert self.decide(store, [late]).outcomes[0][:2] == (True, 0)
+        assert self.decide(store, [free]).outcomes[0].allowed
         assert not self.decide(store, [late]).outcomes[0].allowed
+        assert not self.decide(store, [free]).outcomes[0].allowed
 
     @pytest.mark.parametrize("name", ALL)
     def test_a_huge_overdraft_is_paid_back_within_two_windows(self, store, clock, name):
         late = Ask("d:r:{x}", with_overdraft(quota(10, name, MINUTE)), 10**15)
-        assert self.decide(store, [late]).outcomes[0].allowed
-        assert 0 < self.decide(store, [late]).outcomes[0].retry_after <= 2 * MINUTE
+        for _ in range(2):
+            assert 0 < self.decide(store, [late]).outcomes[0].retry_after <= 2 * MINUTE
         clock.advance(2 * MINUTE / SECOND)
-        assert self.decide(store, [late]).outcomes[0].allowed
+        assert self.decide(store, [late._replace(cost=0)]).outcomes[0].allowed
 
     @pytest.mark.parametrize("name", ALL)
     def test_a_limit_of_zero_denies_an_overdraft(self, store, name):
         outcome = self.decide(store, [Ask("d:r:{x}", with_overdraft(quota(0, name)), 1)]).outcomes[0]
         assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 0, NEVER)
 
-    def test_an_overdraft_is_charged_with_all_counters_or_with_none(self, store):
+    def test_only_overdrafts_are_charged_by_a_denied_request(self, store):
         late, gate = Ask("d:t:{x}", with_overdraft(quota(10)), 7), Ask("d:g:{x}", quota(3), 1)
         shadow = Ask("d:s:{x}", with_overdraft(quota(10)), 20, shadow=True)
         replies = [self.decide(store, [gate, late, shadow]) for _ in range(3)]
-        assert [reply.admits([gate, late, shadow]) for reply in replies] == [True, True, False]
-        allowed = [[outcome.allowed for outcome in reply.outcomes] for reply in replies]
-        assert allowed == [[True, True, True], [True, True, False], [True, False, False]]
-        assert self.taken(store, "d:g:{x}", 3) == 2
-        assert self.decide(store, [gate]).admits([gate])
-        assert not self.decide(store, [gate]).admits([gate])
-        fresh = Ask("d:u:{x}", with_overdraft(quota(10)), 99)
-        assert not self.decide(store, [fresh, gate]).admits([fresh, gate])
-        assert self.decide(store, [fresh], commit=False).outcomes[0][:2] == (True, 10)
+        assert [reply.admits([gate, late, shadow]) for reply in replies] == [True, False, False]
+        found = [[outcome[:2] for outcome in reply.outcomes] for reply in replies[:2]]
+        assert found == [[(True, 2), (True, 3), (False, 0)], [(True, 2), (False, 0), (False, 0)]]
+        assert [self.taken(store, key, 99) for key in ("d:g:{x}", "d:t:{x}", "d:s:{x}")] == [1, 14, 20]
+        assert self.decide(store, [gate._replace(cost=2)]).admits([gate])
+        fresh = Ask("d:u:{x}", with_overdraft(quota(10)), 4)
+        for left in (6, 2):  # also if the gate is known to deny
+            denied = self.decide(store, [fresh, gate])
+            assert [outcome[:2] for outcome in denied.outcomes] == [(True, left), (False, 0)]
+        assert self.taken(store, fresh.key, 99) == 8
 
     def test_a_renewed_charge_replaces_the_earlier_one(self, store, clock):
         ask = Ask("d:r:{x}", quota(10, "bucketed_window", MINUTE), 4)

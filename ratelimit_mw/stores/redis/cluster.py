@@ -141,9 +141,10 @@ def over_slots(
 
 def _refund(request: StoreRequest, reply: Reply) -> StoreRequest:
     asks, intent = request
-    # A counter of a shadow rule that denied was not charged.
+    # A counter of a shadow rule that denied was not charged, and an overdraft is charged by a denied request, too.
     taken = [
-        ask if outcome.allowed else ask._replace(cost=0) for ask, outcome in zip(asks, reply.outcomes, strict=True)
+        ask if outcome.allowed and not ask.quota.overdraft else ask._replace(cost=0)
+        for ask, outcome in zip(asks, reply.outcomes, strict=True)
     ]
     return taken, Intent(charged_at=reply.now, slot=intent.slot)
 

@@ -198,7 +198,7 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
             parts |= known.part
             flags = common | _SHADOW if shadow else common
             of_charge = charged_at or 0
-            if quota.overdraft and cost and intent.decides:
+            if quota.overdraft and cost and commit and intent.decides:
                 wide = _packed_quota(widened(quota)).taking_one
                 flags |= _OVERDRAFT
                 of_charge = place_of.setdefault(wide, len(place_of))

@@ -42,8 +42,8 @@ local function reply_with(outcome)
   reply(outcome[1], outcome[2], outcome[3], outcome[4], outcome[6])
 end
 
--- Charges the whole cost even if it does not fit, unless the counter is in debt. The counterpart of `_overdrawing` in
--- algorithms/__init__.py.
+-- Charges the whole cost even if it does not fit, unless the counter is in debt. What does not fit is denied. The
+-- counterpart of `_overdrawing` in algorithms/__init__.py.
 local function overdraw(a)
   local found = ask(a.key, a, 0)
   if not found[1] then return found end
@@ -53,7 +53,7 @@ local function overdraw(a)
   if room == 0 then return found end
   local charged = ask(a.key, wide, math.min(a.cost, room))
   if not charged[1] then return charged end
-  charged[2], charged[6] = math.max(found[2] - a.cost, 0), 0
+  charged[1], charged[2], charged[6] = a.cost <= found[2], math.max(found[2] - a.cost, 0), 0
   return charged
 end
 
@@ -94,12 +94,13 @@ local function decide(asks)
   end
   if denied then withhold(asks, outcomes) end
   for i, a in ipairs(asks) do
-    if outcomes[i][1] and not (admitted and charged) then
+    if outcomes[i][1] and not (admitted and charged) and not a.wide then
       local delay = outcomes[i][6]
       outcomes[i] = ask(a.key, a, 0) -- report the counter without the charge
       outcomes[i][6] = delay
     end
     if charged then save(a.key, outcomes[i][3], outcomes[i][5], outcomes[i][7]) end
+    if a.wide and not outcomes[i][1] then outcomes[i] = ask(a.key, a, 0) end -- the debt denies
   end
   if denied and charged then count_denials(asks, outcomes) end
   for _, outcome in ipairs(outcomes) do
