@@ -12,7 +12,7 @@ from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
 from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
 from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
-from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, collection_of
+from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, Collection, has_numpy
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
 
@@ -41,9 +41,8 @@ class Options:
         disorder: The seconds by which a line may be behind the lines before it.
         spread: Distribute the requests of a second over it.
         hashed: Show clients only as hashes.
-        what_if: The name of the only rule to make what-if curves of. If its decisions may be coupled with others, it is
-            replayed at further limits, which takes up to eight times as long. None: the curves of all rules that can be
-            calculated.
+        what_if: The name of the only rule to make what-if curves of. None: the curves of all rules that can be
+            calculated, and of the two that deny most of those whose decisions are coupled with others.
         on_denial: Is called with each denial.
         on_progress: Is called after each part of a log, with the numbers of lines and of bytes that were read so far.
     """
@@ -89,7 +88,6 @@ class _Run:
         simulations: The rules, and those to compare with.
         readings: How the attributes of each are read.
         seen: The fields that at least one line had.
-        collection: What the what-if curves need. None without numpy.
 
     Raises:
         ConfigurationError, StoreUnavailable, UnusableLog, ValueError, OSError: See `replay`.
@@ -109,16 +107,14 @@ class _Run:
         self._formats = [log.detect(options.form, options.places) for log in self._logs]
         stack.enter_context(quiet())
         self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
-        self._fields = _fields(self.simulations, self.readings)
+        self._collects = has_numpy()
+        self._fields = [*_fields(self.simulations, self.readings), *(("agent",) if self._collects else ())]
         extras = [each for each in self._fields if each not in BASIC]
         self._requests = [Requests(each.values(), extras) for each in self.readings]
         self.seen = self._requests[0].seen
         for simulation in self.simulations:
             if needs_filter(simulation.rules, self._has):
                 simulation.only_answerable(answerable(self._has))
-        self.collection = collection_of(self.simulations[0].rules, options.what_if, lambda: Simulation(options.rules))
-        if self.collection is not None:
-            stack.callback(self.collection.close)
 
     def play(self) -> Result:
         """Replay the logs once, and return the result."""
@@ -128,8 +124,11 @@ class _Run:
             for simulation, requests in zip(self.simulations, self._requests, strict=True)
         ]
         deciders[0].on_denial = options.on_denial
-        if self.collection is not None:
-            deciders[0].on_verdict = self.collection.add
+        collection = None
+        if self._collects:
+            rules = self.simulations[0].rules
+            collection = Collection(rules, options.what_if, self._simulation, deciders[0].named)
+            deciders[0].on_verdict = collection.recording.add
         result = Result(formats=[form.name for form in self._formats], outcome=deciders[0].outcome)
         if len(deciders) > 1:
             result.against, result.difference = deciders[1].outcome, Difference()
@@ -142,10 +141,14 @@ class _Run:
             result.without_request += log.unreadable.without_request
         result.shown = [] if options.hashed else result.shown[:3]
         result.late = sum(order.late for order in orders)
-        self._conclude(result)
+        self._conclude(result, collection)
         return result
 
-    def _conclude(self, result: Result) -> None:
+    def _simulation(self) -> Simulation:
+        """Return a new simulation of the rules."""
+        return Simulation(self._options.rules)
+
+    def _conclude(self, result: Result, collection: Collection | None) -> None:
         """Add to a result what could not be replayed, and the what-if curves."""
         rules = self.simulations[0].rules
         if all(part.attributes.client_address.header is None for part in rules.parts):
@@ -153,12 +156,12 @@ class _Run:
         result.unaddressed = self._unaddressed(result.outcome)
         asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
         result.gaps += find_gaps(rules, self._has, self.readings[0], self.seen.__contains__, asked)
-        if self.collection is None:
+        if collection is None:
             result.without_curve = [NEEDS_NUMPY]
         else:
             from ratelimit_mw.foresight.what_if.curves import find_curves  # imported late: it needs numpy
 
-            result.curves, result.without_curve = find_curves(self.collection, result.outcome.rules)
+            result.curves, result.without_curve = find_curves(collection, result.outcome)
 
     def _unaddressed(self, outcome: RulesOutcome) -> str:
         """Return a sentence if too many requests have no readable address where rules count by it."""

@@ -114,7 +114,7 @@ class Requests:
 
     def make(self, entry: LogEntry) -> AsgiRequest:
         """Return the request of a line."""
-        _, ip, method, target, _, _, extra = entry
+        _, ip, method, target, _, _, extra, _ = entry
         path, _, query = target.partition("?")
         raw = path
         if "%" in path or not path.isascii():

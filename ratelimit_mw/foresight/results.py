@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
+from ratelimit_mw.foresight.clients import Client
 from ratelimit_mw.foresight.requests import Gap
 from ratelimit_mw.model import SECOND, Rule
 
@@ -205,6 +206,7 @@ class Curve(NamedTuple):
             requests. If the algorithm counts in one window, this is its own. Otherwise it is any span of one period.
             If there are very many different numbers, neighbours are joined under the greatest of them. Empty if the
             window is too long for the arithmetic.
+        hit: The clients that the limits hit, at most 50 for each step from one limit to the next, and 300 in all.
     """
 
     rule: str
@@ -220,6 +222,7 @@ class Curve(NamedTuple):
     requests: int
     all_clients: int
     peaks: tuple[tuple[int, int], ...]
+    hit: tuple[Client, ...] = ()
 
     @property
     def in_force(self) -> int:

@@ -25,7 +25,7 @@ from ratelimit_mw.foresight.results import DeniedRequest, RuleResult, RulesOutco
 from ratelimit_mw.foresight.wording import namer
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import Ask, Charge
+from ratelimit_mw.model import Ask, Charge, Outcome
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
@@ -126,11 +126,14 @@ class Simulation:
         charges = self.rules.plan(request)
         if self._answerable is not None and charges is not BLOCKED:
             charges = tuple(filter(self._answerable, charges))
+        return self.plan_of(charges)
+
+    def plan_of(self, charges: Sequence[Charge]) -> Plan:
+        """Return the plan with these charges."""
         return self._engine.planner.plan_of(self.rules, charges)
 
-    def decide(self, entry: LogEntry, plan: Plan) -> Verdict:
-        """Decide on the request of a line, at its time. `plan` is that of the request."""
-        at, _, _, _, status, lasted, _ = entry
+    def decide(self, at: int, status: int, lasted: int, plan: Plan) -> Verdict:
+        """Decide on a request at its time. See `LogEntry` for the arguments; `plan` is that of the request."""
         rules, engine = self.rules, self._engine
         if self._ends and self._ends[0][0] <= at:
             self._end_until(at)
@@ -144,6 +147,16 @@ class Simulation:
                 if lasted <= 0:
                     self._end_until(at)
         return verdict
+
+    def taken(self, at: int, plan: Plan) -> Sequence[Outcome] | None:
+        """Decide on a request at its time, and return the outcomes of its counters alone, in a third of the time.
+
+        None if the plan takes more than one step, see `Plan.take`: nothing is decided then.
+        """
+        if plan.take is None:
+            return None
+        self._clock.at = at
+        return plan.take()[1]
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""
@@ -204,14 +217,14 @@ class Decider:
 
     def decide(self, entry: LogEntry) -> Verdict:
         """Decide on the request of a line, and count the result. Requests must be in order of time."""
-        _, ip, method, target, _, _, extra = entry
+        at, ip, method, target, status, lasted, extra, _ = entry
         plans = self._plans
         if plans is None:
             plan, results, unaddressed = self._planned(self._requests.make(entry))
         else:
             key = (ip, method, target.partition("?")[0] if self._by_path else "", extra)
             plan, results, unaddressed = plans.get(key) or self._remembered(key, entry)
-        verdict = self._simulation.decide(entry, plan)
+        verdict = self._simulation.decide(at, status, lasted, plan)
         if self.on_verdict is not None:
             self.on_verdict(entry, plan.charges, verdict)
         self.outcome.requests += 1
@@ -243,6 +256,10 @@ class Decider:
     def name_of(self, verdict: Verdict, entry: LogEntry) -> str:
         """Return the name of the client of a request that was denied."""
         return self._name(self.client_of(verdict, entry), self._read(entry))
+
+    def named(self, identity: str, entry: LogEntry | None) -> str:
+        """Return the name of the client with an identity, which sent the request of a line, if one is known."""
+        return self._name(identity, None if entry is None else self._read(entry))
 
     def _planned(self, request: Request) -> Planned:
         """Return the plan of a request, and the results of the rules that it asks."""

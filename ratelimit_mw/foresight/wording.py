@@ -19,8 +19,8 @@ _EVERYONE = "all clients"
 _LONGEST = 80
 """The most characters of a value that a client has written."""
 
-Namer = Callable[[str, Request], str]
-"""Returns the name of a client: its arguments are the identity of a counter, and the request that was denied."""
+Namer = Callable[[str, Request | None], str]
+"""Returns the name of a client: its arguments are the identity of a counter, and a request of the client."""
 
 
 def namer(rules: Rules, *, hashed: bool) -> Namer:
@@ -38,7 +38,7 @@ def namer(rules: Rules, *, hashed: bool) -> Namer:
         return lambda identity, _request: digest(identity)
     secret = _is_secret(rules.client.user)
 
-    def name(identity: str, request: Request) -> str:
+    def name(identity: str, request: Request | None) -> str:
         if identity == "*":
             return _EVERYONE
         parts = [part.partition("=") for part in identity.split("+")]
@@ -47,8 +47,10 @@ def namer(rules: Rules, *, hashed: bool) -> Namer:
     return name
 
 
-def _value(key: str, value: str, request: Request, *, secret: bool) -> str:
-    if key == "user" and not secret:
+def _value(key: str, value: str, request: Request | None, *, secret: bool) -> str:
+    if request is None:
+        pass
+    elif key == "user" and not secret:
         value = request.values.get("user") or value
     elif key == "path":
         value = request.values.get("path") or value

@@ -82,15 +82,17 @@ def test_the_three_limits_that_deny_most_have_a_what_if(replay):
     assert "more limit" not in out
 
 
-def test_a_rule_that_decides_with_others_has_a_what_if_if_it_is_named(replay):
-    Path("rules.yaml").write_text(f"{RULES}  - {{name: slow, limit: 3 per hour}}\n")
+def test_rules_that_decide_together_have_a_what_if_by_replays(replay):
+    Path("rules.yaml").write_text(
+        f"{RULES}  - {{name: slow, limit: 3 per hour}}\n  - {{name: lax, limit: 9 per hour}}\n"
+    )
     why = "its decisions depend on more than its own counter"
-    reason = f"'everything' ({why}) and 'slow' ({why})"
     _, out, _ = replay()
-    assert f"no what-if for {reason}: `--rule NAME` replays the log at eight limits of a rule" in out.splitlines()
-    _, out, _ = replay("access.log", "--rule", "slow")
-    head = f"what if slow had another limit than 3 per hour (replayed, because {why})"
-    assert head in out.splitlines()
+    for name, limit in (("everything", "2 per minute"), ("slow", "3 per hour")):
+        assert f"what if {name} had another limit than {limit} (replayed, because {why})" in out.splitlines()
+    assert f"no what-if for 'lax' ({why}): `--rule NAME` replays the log at eight limits of a rule" in out.splitlines()
+    _, out, _ = replay("access.log", "--rule", "lax")
+    assert f"what if lax had another limit than 9 per hour (replayed, because {why})" in out.splitlines()
     assert "no what-if" not in out
 
 

@@ -160,6 +160,15 @@ def test_a_line_that_is_no_request_is_not_unreadable(tmp_path):
     assert (len(found), log.unreadable.count, log.unreadable.without_request) == (8, 0, 1)
 
 
+def test_a_line_that_is_cut_within_its_user_agent_is_a_request(tmp_path):
+    path = tmp_path / "access.log"
+    good = (LOGS / "combined.log").read_text()
+    path.write_text(good * 2 + good.splitlines()[0].rstrip('"') + "\n")
+    found, log = entries(path, ["status", "agent"])
+    assert (len(found), log.unreadable.count) == (17, 0)
+    assert {each.agent for each in found} == {"", "Mozilla/5.0 (X11; Linux x86_64)"}
+
+
 def test_a_line_longer_than_a_mebibyte_is_unreadable(tmp_path):
     path = tmp_path / "access.log"
     good = (LOGS / "combined.log").read_bytes()

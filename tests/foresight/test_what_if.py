@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, for_rules
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
 from ratelimit_mw.foresight.what_if import collection, exact
@@ -25,6 +26,7 @@ from ratelimit_mw.model import Ask, Charge, Quota, Rule
 FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'
 NOON = 1_772_366_400
 ADMITTED = Verdict((), None)
+ENTRY = LogEntry(NOON, "192.0.2.1", "GET", "/")
 WINDOWS = [name for name, algorithm in for_rules().items() if not algorithm.in_flight]
 
 
@@ -197,6 +199,36 @@ def test_a_coupled_curve_equals_the_engine_at_eight_limits(log, rules):
     assert curve.denied[0] > curve.denied[-1]
 
 
+OTHERS = st.sampled_from(
+    [
+        {"limit": "3 per 2s", "algorithm": "fixed_window"},
+        {"limit": "2 per second", "algorithm": "token_bucket"},
+        {"limit": "4 per second", "by": "global"},
+        {"limit": "2 per second", "by": "path", "algorithm": "sliding_log"},
+        {"limit": "2 per second", "shadow": True},
+        {"limit": "1 per second", "count": {"status": [401]}},
+        {"limit": "1 concurrent"},
+        {"limit": "2 per second", "match": {"path": "/b"}, "ban": {"after": "2 denials in 2s", "for": "1s"}},
+    ]
+)
+
+
+@settings(max_examples=5, deadline=None)
+@given(requests=requests_of_clients, limit=st.integers(1, 9), others=st.lists(OTHERS, min_size=1, max_size=3))
+def test_a_coupled_curve_equals_the_engine_whatever_the_other_rules_are(tmp_path_factory, requests, limit, others):
+    path = tmp_path_factory.mktemp("log") / "access.log"
+    path.write_text(lines(requests))
+    rules = [
+        {"name": "limited", "limit": f"{limit} per second; 30 per 3s"},
+        *({"name": f"other{place}", **other} for place, other in enumerate(others)),
+    ]
+    curve = next(each for each in replayed(path, *rules, what_if="limited").curves if each.quota.endswith("second"))
+    for place, number in list(enumerate(curve.limits))[::3]:
+        changed = rules[0] | {"limit": f"{number} per second; 30 per 3s"}
+        found = replayed(path, changed, *rules[1:]).outcome.rules[0]
+        assert (curve.denied[place], curve.clients[place]) == (found.denied, found.clients), number
+
+
 def test_a_limit_by_tier_is_replayed_for_the_clients_without_a_tier(log):
     rule = LIMITED | {"limit": {"default": "3 per second", "gold": "6 per second"}}
     sections = {"client": {"tier": "query:tier"}}
@@ -228,13 +260,18 @@ def test_each_of_several_limits_has_a_curve_of_its_own(log):
         assert denied == found.denied
 
 
-def test_a_coupled_rule_has_no_curve_unless_it_is_named(log):
-    result = replayed(log, LIMITED, {"name": "other", "limit": "9 per 2s"})
-    assert result.curves == []
-    why = f"'limited' ({COUPLED}) and 'other' ({COUPLED})"
-    assert result.without_curve == [f"no what-if for {why}: `--rule NAME` replays the log at eight limits of a rule"]
-    named = replayed(log, LIMITED, LIMITED | {"name": "other"}, what_if="other")
-    assert [(curve.rule, curve.method) for curve in named.curves] == [("other", "replayed")]
+def test_the_two_coupled_rules_that_deny_most_are_replayed_without_being_asked(log):
+    rules = [LIMITED, {"name": "other", "limit": "9 per 2s"}, {"name": "lax", "limit": "90 per second"}]
+    result = replayed(log, *rules)
+    assert [(curve.rule, curve.method, len(curve.limits)) for curve in result.curves] == [
+        ("limited", "replayed", 8),
+        ("other", "replayed", 8),
+    ]
+    assert result.without_curve == [
+        f"no what-if for 'lax' ({COUPLED}): `--rule NAME` replays the log at eight limits of a rule"
+    ]
+    named = replayed(log, *rules, what_if="lax")
+    assert [(curve.rule, curve.method) for curve in named.curves] == [("lax", "replayed")]
 
 
 def test_rules_for_different_requests_are_not_coupled(log):
@@ -296,11 +333,11 @@ def test_without_numpy_a_sentence_says_what_to_install(log, monkeypatch):
     assert result.outcome.denied
 
 
-@pytest.mark.parametrize("bound", ["MOST_ARRIVALS", "MOST_COUNTERS"])
+@pytest.mark.parametrize("bound", ["MOST_REQUESTS", "MOST_COUNTERS"])
 def test_a_log_with_too_many_arrivals_has_no_curve(log, monkeypatch, bound):
     monkeypatch.setattr(collection, bound, 2)
     result = replayed(log, LIMITED)
-    what = "2 requests at rules" if bound == "MOST_ARRIVALS" else "2 counters"
+    what = "2 requests at rules" if bound == "MOST_REQUESTS" else "2 counters"
     assert (result.curves, result.without_curve) == ([], [f"there is no what-if: the log has more than {what}"])
 
 
@@ -313,14 +350,13 @@ def test_a_curve_that_differs_from_the_replay_is_not_shown(log):
 
 def test_numbers_that_are_too_large_for_the_arithmetic_are_replayed(log, monkeypatch):
     monkeypatch.setattr(exact, "_LARGEST", 1)
-    assert "'limited' (its window is too long)" in replayed(log, LIMITED).without_curve[0]
     rules = [LIMITED, {"name": "other", "limit": "9 per 2s", "match": {"path": "/c"}}]  # it may be coupled
     curve = assert_equals_replays(log, rules, "limited", method="replayed", every=3)
     assert (curve.why_replayed, curve.all_clients, curve.peaks) == ("its window is too long", 3, ())
 
 
 def test_a_sentence_names_five_rules_without_a_curve(log):
-    result = replayed(log, *(LIMITED | {"name": f"r{number}"} for number in range(7)))
+    result = replayed(log, *(LIMITED | {"name": f"r{number}"} for number in range(9)))
     assert result.without_curve[0].count(COUPLED) == 5
     assert "and 2 more: `--rule NAME`" in result.without_curve[0]
 
@@ -342,10 +378,9 @@ def test_blocked_clients_and_other_limits_of_clients_are_replayed(log):
 def test_an_override_that_ends_changes_the_limit_of_one_counter(log):
     rules = Simulation({"domain": "d", "rules": [LIMITED]}).rules
     (rule,) = rules.rules
-    collected = collection.Arrivals([rule])
-    verdict = ADMITTED
+    collected = collection.Recording([rule], lambda identity, _: identity)
     for limit in (4, 5):
-        collected.add(NOON, (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", limit, 10**6))),), verdict)
+        collected.add(ENTRY, (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", limit, 10**6))),), ADMITTED)
     assert collected.coupled == {0}
 
 
@@ -359,14 +394,14 @@ def limit_of(_request):
     return "3 per second"
 
 
-@pytest.mark.parametrize(("bound", "what"), [("MOST_ARRIVALS", "2 requests at rules"), ("MOST_COUNTERS", "2 counters")])
+@pytest.mark.parametrize(("bound", "what"), [("MOST_REQUESTS", "2 requests at rules"), ("MOST_COUNTERS", "2 counters")])
 def test_too_many_arrivals_have_no_curve(bound, what, monkeypatch):
     monkeypatch.setattr(collection, bound, 2)
     rule = Rule("limited")
-    kept = collection.Arrivals([rule])
+    kept = collection.Recording([rule], lambda identity, _: identity)
     for number in range(3):
         assert kept.too_many == ""
-        kept.add(NOON, (Charge(rule, Ask(f"d:limited:{{ip={number}}}", Quota("fixed_window", 4, 10**6))),), ADMITTED)
+        kept.add(ENTRY, (Charge(rule, Ask(f"d:limited:{{ip={number}}}", Quota("fixed_window", 4, 10**6))),), ADMITTED)
     assert (kept.too_many, len(kept.times)) == (f"there is no what-if: the log has more than {what}", 0)
 
 

@@ -22,6 +22,7 @@ class LogEntry(NamedTuple):
         status: The status of the response. 0 if the log does not have it.
         duration: How long the request took, in microseconds. -1 if the log does not have it.
         extra: The further values that were wanted, in their order (see `PatternFormat.reader`). None stands for absent.
+        agent: The user agent, if "agent" was wanted. "" if there is none.
     """
 
     at: int
@@ -31,7 +32,11 @@ class LogEntry(NamedTuple):
     status: int = 0
     duration: int = -1
     extra: tuple[str | None, ...] = ()
+    agent: str = ""
 
+
+AGENT = "header:user-agent"
+"""The field for `LogEntry.agent`."""
 
 TIMES = ("time", "end")
 """The fields for the time of a request: when it began, and when it ended. A log has one of them."""
@@ -45,7 +50,7 @@ REQUEST = ("request", "method", "target", "path", "query")
 FIELDS = (*TIMES, "ip", *REQUEST, "status", "host", "user", "tier", *DURATIONS)
 """The fields that `--field` can name, without `header:N`, `cookie:N` and the attributes of the rules."""
 
-BASIC = frozenset((*TIMES, "ip", *REQUEST, "status", *DURATIONS, "header:*"))
+BASIC = frozenset((*TIMES, "ip", *REQUEST, "status", *DURATIONS, "header:*", "agent"))
 """The fields that have a place of their own in a `LogEntry`, and the word for all headers. All others are extras."""
 
 
@@ -102,21 +107,23 @@ class EntryMaker:
 
     Args:
         has: The fields that the lines have.
-        extras: The fields in `LogEntry.extra`.
+        wanted: The fields to read, in addition to those of every request.
         read: Reads a time.
         unreadable: Counts the lines without a request.
 
     Attributes:
+        extras: The fields in `LogEntry.extra`.
         times: The times that were read, by their texts.
         clock: The field with the time.
         unit: The field with the duration, and its unit in microseconds. None without one.
     """
 
-    def __init__(self, has: Container[str], extras: Sequence[str], read: TimeReader, unreadable: Unreadable) -> None:
+    def __init__(self, has: Container[str], wanted: Sequence[str], read: TimeReader, unreadable: Unreadable) -> None:
         self.times = KnownTimes(read)
         self.clock = next(field for field in reversed(TIMES) if field in has)
         self.unit = next(((field, unit) for field, unit in DURATIONS.items() if field in has), None)
-        self._extras = extras
+        self.extras = [field for field in wanted if field not in BASIC]
+        self._agent = "agent" in wanted
         self._unreadable = unreadable
 
     def make(self, text: Text) -> LogEntry | None:
@@ -137,9 +144,10 @@ class EntryMaker:
                 at = max(at - lasted, 0)
         status = text("status") or ""
         code = int(status) if status.isascii() and status.isdigit() and len(status) == 3 else 0
-        extra = tuple([None if (found := text(field)) in ("", "-") else found for field in self._extras])
+        extra = tuple([None if (found := text(field)) in ("", "-") else found for field in self.extras])
         ip = text("ip") or ""
-        return LogEntry(at, nearest(ip) if "," in ip else ip, *request, code, lasted, extra)
+        agent = text(AGENT) or "" if self._agent else ""
+        return LogEntry(at, nearest(ip) if "," in ip else ip, *request, code, lasted, extra, agent)
 
 
 def _request(text: Text) -> tuple[str, str] | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from ratelimit_mw.foresight.logs.entry import (
-    BASIC,
+    AGENT,
     DURATIONS,
     REQUEST,
     TIMES,
@@ -81,7 +81,9 @@ class PatternFormat:
         # The time of nginx is that of the end, so the duration is needed for the beginning.
         if "end" in self._fields or "duration" in wanted:
             chosen |= self._fields.intersection(DURATIONS)
-        return PatternReader(self._parts, chosen, [field for field in wanted if field not in BASIC], unreadable)
+        if "agent" in wanted:
+            chosen |= self._fields.intersection((AGENT,))
+        return PatternReader(self._parts, chosen, wanted, unreadable)
 
 
 _ALWAYS = frozenset((*TIMES, "ip", *REQUEST))
@@ -158,14 +160,18 @@ class PatternReader:
     Args:
         parts: The parts of the format.
         fields: The fields to read.
-        extras: The fields in `LogEntry.extra`.
+        wanted: The fields that were asked for, see `PatternFormat.reader`.
         unreadable: Counts what cannot be read.
     """
 
     def __init__(
-        self, parts: Sequence[str | Variable], fields: frozenset[str], extras: Sequence[str], unreadable: Unreadable
+        self, parts: Sequence[str | Variable], fields: frozenset[str], wanted: Sequence[str], unreadable: Unreadable
     ) -> None:
         expression, caught = _expression(parts, fields)
+        if AGENT in fields and AGENT not in wanted:  # a line that is cut within its user agent is still a request
+            needed, _ = _expression(parts, fields - {AGENT})
+            if expression.startswith(needed):
+                expression = f"{needed}(?:{expression.removeprefix(needed)})?"
         self._search = re.compile(rf"^{expression}[^\n]*+$", re.MULTILINE)
         self._unreadable = unreadable
         self._group: dict[str, int] = {}
@@ -177,8 +183,9 @@ class PatternReader:
             self._group[variable.field] = number
             number += 1
         (clock,) = [variable for variable in caught if variable.field in TIMES][:1]
-        self._maker = EntryMaker(self._group, extras, clock.read or any_time, unreadable)
-        self._plain = "request" in self._group and not (extras or self._maker.unit)
+        self._maker = EntryMaker(self._group, wanted, clock.read or any_time, unreadable)
+        self._plain = "request" in self._group and not (self._maker.extras or self._maker.unit)
+        self._agent = self._group.get(AGENT, -1) if "agent" in wanted else -1
 
     def read(self, block: bytes) -> list[LogEntry]:
         """Read whole lines. The block ends with a newline. What cannot be read is counted."""
@@ -189,7 +196,7 @@ class PatternReader:
         entries: list[LogEntry] = []
         add, times, time = entries.append, self._maker.times, self._group[self._maker.clock]
         ip, method, status = (self._group.get(field, -1) for field in ("ip", "method", "status"))
-        plain = self._plain
+        plain, agent = self._plain, self._agent
         for row in rows:
             try:
                 if plain and row[method]:  # the usual case, in a third of the time
@@ -197,7 +204,8 @@ class PatternReader:
                     address = row[ip] if ip >= 0 else ""
                     if "," in address:
                         address = nearest(address)
-                    add(_new(LogEntry, (times[row[time]], address, row[method], row[method + 1], code, -1, ())))
+                    said = row[agent] if agent >= 0 and row[agent] != "-" else ""
+                    add(_new(LogEntry, (times[row[time]], address, row[method], row[method + 1], code, -1, (), said)))
                 elif (entry := self._maker.make(partial(self._text, row))) is not None:
                     add(entry)
             except ValueError:

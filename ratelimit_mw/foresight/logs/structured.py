@@ -8,7 +8,6 @@ from itertools import takewhile
 from typing import Any
 
 from ratelimit_mw.foresight.logs.entry import (
-    BASIC,
     DURATIONS,
     REQUEST,
     TIMES,
@@ -145,8 +144,7 @@ class NamedReader:
         self._delimiter = delimiter
         self._columns: list[str] | None = None
         self._headers = places.get("header:*", ("",))[0]
-        extras = [field for field in wanted if field not in BASIC]
-        self._maker = EntryMaker(places, extras, any_time, unreadable)
+        self._maker = EntryMaker(places, wanted, any_time, unreadable)
 
     def read(self, block: bytes) -> list[LogEntry]:
         """See `PatternReader`."""

@@ -167,7 +167,7 @@ class Traffic:
         self.last = max(self.last, *times)
         self.requests += len(used)
         self.limited_before += sum([each[4] == 429 for each in used])
-        for at, ip, method, target, status, _, _ in used:
+        for at, ip, method, target, status, *_ in used:
             held = by_text.get(ip)
             if held is None:
                 held = self._client(ip)

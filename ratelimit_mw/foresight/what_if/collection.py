@@ -1,194 +1,241 @@
-"""What a replay collects for its what-if curves: the arrivals at all counters, and the replays of one rule.
+"""What a replay keeps for its what-if curves: each request in 18 bytes, with the counters that it asked.
 
-The curve of a limit that decides by itself is calculated from the arrivals. If its decisions are coupled, further
-simulations replay the log at other limits, in the same pass, because standard input cannot be read twice. They take as
-long as seven more replays. So this is done for one rule only, which the user names. Collecting needs no numpy.
+The requests are kept because only the end of a log tells which rules deny most, and standard input cannot be read
+twice. Collecting needs no numpy.
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.foresight.clients import agent_of
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.simulation import Simulation, identity_of
-from ratelimit_mw.foresight.what_if.limits import Subject, decides_alone, replayed_candidates, subjects_of
-from ratelimit_mw.model import Charge, Quota, Rule
+from ratelimit_mw.foresight.what_if.limits import Subject, subjects_of
+from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 
 NEEDS_NUMPY = "the what-if needs numpy: pip install 'ratelimit_mw[foresight]'"
 
-MOST_ARRIVALS = 10_000_000
-"""The most arrivals that are kept, of twelve bytes each."""
+MOST_REQUESTS = 10_000_000
+"""The most requests that are kept."""
 
 MOST_COUNTERS = 1_000_000
-"""The most counters whose arrivals are kept."""
+"""The most counters whose requests are kept."""
 
-_MOST_PLANS = 1 << 15
-"""The most charges whose counters are remembered."""
+_MOST_RECENT = 1 << 15
+"""The most charges whose plans are remembered."""
 
-_Plan = tuple[Sequence[Charge], "array[int]", "array[int]"]
-"""Charges, and what is appended to `Arrivals.counters` if the request is allowed, and if it is denied."""
+_MOST_PATHS = 1 << 16
+_MOST_AGENTS = 1000
+_MOST_TEXTS = 1 << 14
+"""The most texts whose numbers are remembered. Clients may write many more."""
+
+OTHERS = "(others)"
+"""Stands for what came when a table was full."""
+
+STATUS = 10
+"""The bits of the status in `Recording.marks`. The number of the agent is in the bits above it."""
+
+
+Named = Callable[[str, LogEntry | None], str]
+"""(identity of a client, a request of it) → its name. Without a request, what only requests tell is missing."""
 
 
 class Series(NamedTuple):
-    """The counters of one limit: the place of its rule in the order of the files, and its quota."""
+    """The counters of one limit: the place of its rule in the order of the files, its quota, and if it is a shadow."""
 
     rule: int
     quota: Quota
+    shadow: bool
 
 
-class Arrivals:
-    """The arrivals at all counters, in order of time.
+class Numbers(dict[str, int]):
+    """Numbers texts by what they have in common, in the order of their appearance.
+
+    Args:
+        shared: What a text has in common with others.
+        most: The most different numbers. Number 0 stands for all others.
+    """
+
+    def __init__(self, shared: Callable[[str], str], most: int) -> None:
+        super().__init__()
+        self.names = [OTHERS]
+        """What each number stands for."""
+        self._shared, self._most = shared, most
+        self._known: dict[str, int] = {}
+
+    def __missing__(self, text: str) -> int:
+        """Return the number of a text that is not remembered."""
+        name = self._shared(text)
+        number = self._known.get(name, 0)
+        if not number and len(self.names) < self._most:
+            number = self._known[name] = len(self.names)
+            self.names.append(name)
+        if len(self) >= _MOST_TEXTS:
+            self.clear()
+        self[text] = number
+        return number
+
+
+class Recording:
+    """The requests of a log that asked at least one counter, in order of time, as columns.
+
+    The counters that a request asks are its plan. A plan has a number, as each counter has.
 
     Args:
         rules: The rules, in the order of the files.
+        named: Names a client.
+        lasting: Keep how long each request took.
 
     Attributes:
-        times: The time of each arrival, in microseconds since the epoch.
-        counters: The number of the counter of each arrival. It is ~number if the arrival was decided, but not charged,
-            because another rule denied the request.
+        times: When each request began, in microseconds since the epoch.
+        plans: The number of the plan of each request. It is ~number if the request was denied.
+        paths: The number of the path of each request in `path_names`.
+        marks: The status of each request, and the number of its user agent, see `STATUS`.
+        durations: How long each request took, in microseconds, if this is kept.
+        keys: The numbers of the counters, by their keys.
         series: The limits whose counters were asked.
         series_of: The number of the series of each counter.
+        members: The counters of all plans, one plan after the other.
+        ends: The end of each plan in `members`.
+        unusual: The charges of plans that are not told by their counters: they have a cost, or another limit than most.
+        names: The names of the clients of counters, where the key does not have it.
         coupled: The places of the rules whose decisions depended on more than one counter in the log. A rule may also
             be coupled by its own words.
-        too_many: Why no arrivals are kept, as a sentence. "" if they are.
+        too_many: Why no requests are kept, as a sentence. "" if they are.
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.times = array("q")
-        self.counters = array("i")
+    def __init__(self, rules: Sequence[Rule], named: Named, *, lasting: bool = False) -> None:
+        self.times, self.plans = array("q"), array("i")
+        self.paths, self.marks = array("H"), array("I")
+        self.durations = array("q")
+        self.path_names = Numbers(lambda target: target.partition("?")[0], _MOST_PATHS)
+        self.agents = Numbers(agent_of, _MOST_AGENTS)
+        self.keys: dict[str, int] = {}
         self.series: list[Series] = []
         self.series_of = array("i")
+        self.members, self.ends = array("i"), array("i")
+        self.unusual: dict[int, Sequence[Charge]] = {}
+        self.names: dict[int, str] = {}
         self.coupled: set[int] = set()
         self.too_many = ""
+        self.named = named
+        self.rules = rules
+        self._lasting = lasting
         self._places = {id(rule): place for place, rule in enumerate(rules)}
-        self._numbers: dict[str, int] = {}
-        self._quotas: list[Quota] = []
-        self._known: dict[Series, int] = {}
-        self._plans: dict[int, _Plan] = {}
+        self._known_series: dict[Series, int] = {}
+        self._recent: dict[int, tuple[Sequence[Charge], int]] = {}
+        self._alone = array("i")  # the plan of each counter that asks nothing else
+        self._known: dict[tuple[object, ...], int] = {}
 
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the counters, by their numbers."""
-        return list(self._numbers)
-
-    def add(self, at: int, charges: Sequence[Charge], verdict: Verdict) -> None:
-        """Add a request that asked these counters at a time. Requests must be in order of time."""
-        if self.too_many or not charges:
+    def add(self, entry: LogEntry, charges: Sequence[Charge], verdict: Verdict) -> None:
+        """Add a request, what it asked, and what the rules decided. Requests must be in order of time."""
+        if not charges or self.too_many:
             return
-        known = self._plans.get(id(charges))
+        known = self._recent.get(id(charges))
         if known is None or known[0] is not charges:
-            known = self._plan(charges)
-        numbers = known[1] if verdict.allowed else known[2]
-        self.counters.extend(numbers)
-        if len(numbers) == 1:
-            self.times.append(at)
-        else:
-            self.times.extend((at,) * len(numbers))
-        if len(self.times) > MOST_ARRIVALS or len(self._quotas) > MOST_COUNTERS:
+            known = self._plan(charges, entry)
+        number = known[1]
+        at, _, _, target, status, lasted, _, agent = entry
+        self.times.append(at)
+        self.plans.append(number if verdict.allowed else ~number)
+        self.paths.append(self.path_names[target])
+        self.marks.append(self.agents[agent] << STATUS | status)
+        if self._lasting:
+            self.durations.append(lasted)
+        if len(self.times) > MOST_REQUESTS or len(self.keys) > MOST_COUNTERS:
             self._stop()
 
-    def _plan(self, charges: Sequence[Charge]) -> _Plan:
-        """Return what is appended for these charges, and keep it: most requests of a client have the same charges."""
-        allowed, denied = array("i"), array("i")
-        enforced, repeated, grouped = 0, False, False
-        last = None
-        for rule, (key, quota, cost, shadow) in () if charges is BLOCKED else charges:
-            place = self._places[id(rule)]
-            number = self._numbers.get(key)
-            if number is None:
-                number = self._numbered(key, Series(place, quota))
-            if cost != 1 or (quota is not self._quotas[number] and quota != self._quotas[number]):
-                self.coupled.add(place)
-            allowed.append(number)
-            # A shadow rule is not charged for a request that another rule denies.
-            denied.append(~number if shadow else number)
-            enforced += not shadow
-            repeated |= rule is last
-            grouped |= rule.quota_group != ""
-            last = rule
-        if len(allowed) == 1:
-            denied = allowed  # no other rule denies it
-        elif enforced > 1 or repeated or grouped:
-            self._couple(charges, grouped=grouped)
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        self._plans[id(charges)] = plan = charges, allowed, denied
-        return plan
+    def charges_of(self, plan: int, replaced: Callable[[int, Charge], Charge | None]) -> list[Charge]:
+        """Return what a plan asks.
+
+        Args:
+            plan: The number of the plan.
+            replaced: (number of the counter, charge) → the charge to take in its place, or None to leave it out.
+        """
+        numbers = self.members[self.ends[plan - 1] if plan else 0 : self.ends[plan]]
+        charges = self.unusual.get(plan) or map(self._charge, numbers)
+        found = (replaced(number, charge) for number, charge in zip(numbers, charges, strict=True))
+        return [charge for charge in found if charge is not None]
+
+    def _charge(self, number: int) -> Charge:
+        if not self._spelled:
+            self._spelled = list(self.keys)
+        place, quota, shadow = self.series[self.series_of[number]]
+        return Charge(self.rules[place], Ask(self._spelled[number], quota, 1, shadow))
+
+    _spelled: Sequence[str] = ()
+    """The keys by their numbers, after the last request."""
+
+    def _plan(self, charges: Sequence[Charge], entry: LogEntry) -> tuple[Sequence[Charge], int]:
+        """Return the charges and the number of their plan, and keep it: most requests of a client have the same."""
+        if len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        asked = () if charges is BLOCKED else charges
+        numbers = [self._numbered(ask, self._places[id(rule)], entry) for rule, ask in asked]
+        quotas = [self.series[self.series_of[number]].quota for number in numbers]
+        pairs = list(zip(asked, quotas, strict=True))
+        unusual = [self._places[id(rule)] for (rule, ask), quota in pairs if ask.cost != 1 or ask.quota != quota]
+        self.coupled.update(unusual)
+        if len(numbers) == 1 and not unusual:
+            plan = self._alone[numbers[0]]
+            if plan < 0:
+                plan = self._alone[numbers[0]] = self._new(numbers)
+        else:
+            asks = tuple((ask.cost, ask.quota) for _, ask in asked) if unusual else ()
+            key = (*numbers, *asks)
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self._new(numbers)
+                self._couple(asked)
+                if unusual:
+                    self.unusual[found] = asked
+            plan = found
+        self._recent[id(charges)] = kept = charges, plan
+        return kept
+
+    def _new(self, numbers: Iterable[int]) -> int:
+        self.members.extend(numbers)
+        self.ends.append(len(self.members))
+        return len(self.ends) - 1
 
     def _stop(self) -> None:
-        many = len(self.times) > MOST_ARRIVALS
-        what = f"more than {MOST_ARRIVALS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
+        many = len(self.times) > MOST_REQUESTS
+        what = f"more than {MOST_REQUESTS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
+        for column in (self.times, self.plans, self.paths, self.marks, self.durations, self.members, self.ends):
+            del column[:]
+        for table in (self.keys, self.unusual, self.names, self._known, self._recent):
+            table.clear()
         self.too_many = f"there is no what-if: the log has {what}"
-        self._clear()
 
-    def _clear(self) -> None:
-        """Release what was collected."""
-        del self.times[:], self.counters[:], self.series[:], self.series_of[:], self._quotas[:]
-        self._numbers.clear()
-        self._known.clear()
-        self._plans.clear()
-
-    def _couple(self, charges: Sequence[Charge], *, grouped: bool) -> None:
+    def _couple(self, charges: Sequence[Charge]) -> None:
         """Note which rules of a request depend on each other, or ask several counters for it."""
         places = [self._places[id(rule)] for rule, _ in charges]
+        grouped = any(rule.quota_group for rule, _ in charges)
         deciding = [place for place, (_, ask) in zip(places, charges, strict=True) if grouped or not ask.shadow]
         self.coupled.update(deciding if len(deciding) > 1 else ())
         self.coupled.update(place for place in places if places.count(place) > 1)
 
-    def _numbered(self, key: str, series: Series) -> int:
-        """Return the number of a new counter."""
-        place = self._known.get(series)
-        if place is None:
-            place = self._known[series] = len(self.series)
-            self.series.append(series)
-        number = self._numbers[key] = len(self._numbers)
-        self._quotas.append(series.quota)
-        self.series_of.append(place)
+    def _numbered(self, ask: Ask, rule: int, entry: LogEntry) -> int:
+        """Return the number of a counter."""
+        key, quota, _, shadow = ask
+        number = self.keys.get(key)
+        if number is None:
+            number = self.keys[key] = len(self.keys)
+            series = Series(rule, quota, shadow)
+            place = self._known_series.get(series)
+            if place is None:
+                place = self._known_series[series] = len(self.series)
+                self.series.append(series)
+            self.series_of.append(place)
+            self._alone.append(-1)
+            if "user=" in key or "path=" in key:  # the key has a hash, or the text in another spelling
+                self.names[number] = self.named(identity_of(key), entry)
         return number
-
-
-class Replay:
-    """Replays each request once more with another limit of one rule. All other rules stay as they are.
-
-    Args:
-        subject: The limit in force.
-        limit: The other number of requests.
-        quota: The quota with this number.
-        simulation: A new simulation of the rules in force.
-
-    Attributes:
-        denied: The requests that the rule denies.
-        clients: The identities of the clients that it limits.
-    """
-
-    def __init__(self, subject: Subject, limit: int, quota: Quota, simulation: Simulation) -> None:
-        self.subject, self.limit = subject, limit
-        self.denied = 0
-        self.clients: set[str] = set()
-        self._quota, self._simulation = quota, simulation
-        self.close = simulation.close
-
-    def add(self, entry: LogEntry, charges: Sequence[Charge]) -> None:
-        """Decide on a request that asks these counters. Requests must be in order of time."""
-        rule, quota = self.subject.rule, self.subject.quota
-        if charges is not BLOCKED:
-            charges = [
-                charge._replace(ask=charge.ask._replace(quota=self._quota))
-                if charge.rule is rule and charge.ask.quota == quota
-                else charge
-                for charge in charges
-            ]
-        verdict = self._simulation.decide(entry, Plan(charges))  # also of a blocked one: others may end now
-        for charge, outcome in zip(verdict.charges, verdict.outcomes, strict=True):
-            if charge.rule is rule and not outcome.allowed and (not rule.quota_group or not verdict.allowed):
-                self.denied += 1
-                self.clients.add(identity_of(charge.ask.key))
-                return  # several counters of the rule deny one request
 
 
 class Collection:
@@ -196,38 +243,23 @@ class Collection:
 
     Args:
         rules: The rules of the replay.
-        name: The only rule to make curves of. It is replayed at other limits, unless its curve can be calculated for
-            certain. None: all rules, and none is replayed.
+        name: The only rule to make curves of. None: all rules. Of those whose decisions are coupled, the two that deny
+            most.
         simulation: Returns a new simulation of the rules, for a replay at another limit.
+        named: Names a client.
 
     Attributes:
-        arrivals: The arrivals at all counters.
+        recording: The requests.
         subjects: The limits to make curves of, in the order of the files.
-        replays: The replays of one rule at other limits.
     """
 
-    def __init__(self, rules: Rules, name: str | None, simulation: Callable[[], Simulation]) -> None:
-        self.arrivals = Arrivals([rule for part in rules.parts for rule in part.rules])
-        self.subjects = [each for each in subjects_of(rules) if name in (None, each.rule.name)]
-        replayed = [] if name is None or decides_alone(rules) else self.subjects
-        self.replays = [
-            Replay(subject, limit, quota, simulation())
-            for subject in replayed
-            for limit, quota in subject.quotas(replayed_candidates(subject.limit))
-        ]
-
-    def add(self, entry: LogEntry, charges: Sequence[Charge], verdict: Verdict) -> None:
-        """Add the request of a line, what it asked, and what the rules decided. Requests must be in order of time."""
-        self.arrivals.add(entry[0], charges, verdict)
-        for replay in self.replays:
-            replay.add(entry, charges)
-
-    def close(self) -> None:
-        """Release the simulations."""
-        for replay in self.replays:
-            replay.close()
+    def __init__(self, rules: Rules, name: str | None, simulation: Callable[[], Simulation], named: Named) -> None:
+        self.simulation, self.name = simulation, name
+        rules_of_all = [rule for part in rules.parts for rule in part.rules]
+        self.recording = Recording(rules_of_all, named, lasting=rules.settling)
+        self.subjects: list[Subject] = [each for each in subjects_of(rules) if name in (None, each.rule.name)]
 
 
-def collection_of(rules: Rules, name: str | None, simulation: Callable[[], Simulation]) -> Collection | None:
-    """Return a new collection. None if numpy is not installed. See `Collection` for the arguments."""
-    return Collection(rules, name, simulation) if find_spec("numpy") is not None else None
+def has_numpy() -> bool:
+    """Return True if numpy is installed."""
+    return find_spec("numpy") is not None

@@ -1,173 +1,290 @@
-"""Makes the what-if curves of a replay from what was collected while it ran. This module needs numpy."""
+"""Makes the what-if curves of a replay from the requests that it kept. This module needs numpy.
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+The curve of a limit that decides by itself is calculated. If its decisions are coupled, the engine decides again at
+eight limits. Most requests need no further decision: if a counter stays within its limit even when each of its requests
+is charged, it denies nothing, whatever the others decide. Only requests with another counter are decided.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.errors import quoted
-from ratelimit_mw.foresight.results import Curve, RuleResult
-from ratelimit_mw.foresight.what_if.collection import Arrivals, Collection, Replay, Series
+from ratelimit_mw.foresight.clients import MOST_NAMED, Client, client_of, fair
+from ratelimit_mw.foresight.results import Curve, RuleResult, RulesOutcome
+from ratelimit_mw.foresight.simulation import identity_of
+from ratelimit_mw.foresight.what_if.collection import Collection, Series
+from ratelimit_mw.foresight.what_if.columns import Columns
 from ratelimit_mw.foresight.what_if.exact import (
+    Bools,
     Ints,
-    Sequences,
     WindowTooLong,
     busiest_windows,
     decide_all,
     distribution,
-    in_sequence,
 )
-from ratelimit_mw.foresight.what_if.limits import Subject, candidates
-from ratelimit_mw.model import Quota
-
-Peaks = tuple[tuple[int, int], ...]
-"""See `Curve.peaks`."""
+from ratelimit_mw.foresight.what_if.limits import Subject, candidates, replayed_candidates
+from ratelimit_mw.model import Charge, Quota
 
 _COUPLED = "its decisions depend on more than its own counter"
 """Why a curve is replayed: another rule, another limit of the rule, its tiers, costs, bans or responses decide, too."""
 
-_NAMED = 5
+_LISTED = 5
 """The most rules without a curve that a sentence names."""
 
+_REPLAYED = 2
+"""How many of the rules whose decisions are coupled are replayed, and how many limits of each, without being asked."""
 
-def find_curves(collection: Collection, results: Mapping[int, RuleResult]) -> tuple[list[Curve], list[str]]:
+_BATCH = 1 << 16
+"""How many requests are decided again at once."""
+
+
+def find_curves(collection: Collection, outcome: RulesOutcome) -> tuple[list[Curve], list[str]]:
     """Return the curves of all limits, in the order of the files, and why there are no others, as sentences.
 
     Args:
         collection: What was collected during the replay.
-        results: What each rule did, by its place in the order of the files.
+        outcome: What the rules did.
     """
-    arrivals = collection.arrivals
-    if arrivals.too_many:
-        return [], [arrivals.too_many]
-    collected = _Collected(arrivals)
-    curves: list[Curve] = []
-    coupled: dict[str, str] = {}
-    for place, limits in groupby(collection.subjects, key=lambda subject: subject.place):
-        for subject in limits:
-            if Series(place, subject.quota) not in collected.series:
-                continue
-            together = subject.coupled or place in arrivals.coupled or collected.limits(place) > 1
-            curve: Curve | str = _COUPLED if together else _exact(subject, results[place], collected)
+    recording = collection.recording
+    if recording.too_many:
+        return [], [recording.too_many]
+    makers = _Makers(collection, outcome)
+    found: dict[int, Curve] = {}
+    coupled: dict[int, str] = {}
+    for number, subject in enumerate(collection.subjects):
+        if makers.asked(subject):
+            curve = makers.exact(subject)
             if isinstance(curve, str):
-                curve = _replayed(subject, results[place], collected, collection.replays, curve) or curve
-            if isinstance(curve, str):
-                coupled[subject.rule.name] = curve
+                coupled[number] = curve
             else:
-                curves.append(curve)
-    return curves, list(_reasons(coupled))
+                found[number] = curve
+    for number in _chosen(collection, coupled, outcome.rules):
+        found[number] = makers.replayed(collection.subjects[number], coupled.pop(number))
+    without = {collection.subjects[number].rule.name: why for number, why in coupled.items()}
+    return [found[number] for number in sorted(found)], list(_reasons(without))
+
+
+def _chosen(collection: Collection, coupled: Mapping[int, str], results: Mapping[int, RuleResult]) -> list[int]:
+    """Return which of the coupled limits are replayed: those of the named rule, or of the rules that deny most."""
+    if collection.name is not None:
+        return [number for number, why in coupled.items() if why != _DROPPED]
+    by_rule: dict[int, list[int]] = {}
+    for number, why in coupled.items():
+        if why != _DROPPED:
+            by_rule.setdefault(collection.subjects[number].place, []).append(number)
+    places = sorted(by_rule, key=lambda place: -results[place].denied)[:_REPLAYED]
+    return [number for place in places for number in by_rule[place][:_REPLAYED]]
 
 
 def _reasons(coupled: Mapping[str, str]) -> Iterator[str]:
     if coupled:
-        named = [f"{quoted(name)} ({why})" for name, why in list(coupled.items())[:_NAMED]]
-        if len(coupled) > _NAMED:
-            named.append(f"{len(coupled) - _NAMED:,} more")
+        named = [f"{quoted(name)} ({why})" for name, why in list(coupled.items())[:_LISTED]]
+        if len(coupled) > _LISTED:
+            named.append(f"{len(coupled) - _LISTED:,} more")
         text = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
         yield f"no what-if for {text}: `--rule NAME` replays the log at eight limits of a rule"
 
 
-class _Collected:
-    """Arrivals by their series."""
-
-    def __init__(self, arrivals: Arrivals) -> None:
-        self.series = {series: place for place, series in enumerate(arrivals.series)}
-        self._times = np.frombuffer(arrivals.times, np.int64) if arrivals.times else np.zeros(0, np.int64)
-        numbers = np.array(arrivals.counters, np.int64)
-        self._charged = numbers >= 0
-        self._counters = np.where(self._charged, numbers, ~numbers)
-        self._series_of = arrivals.series_of
-        series_of = np.array(arrivals.series_of, np.int64)[self._counters]
-        self._order = np.argsort(series_of, kind="stable")
-        self._bounds = np.searchsorted(series_of[self._order], np.arange(len(arrivals.series) + 1)).tolist()
-        self._identities = [key[key.index("{") + 1 : -1] for key in arrivals.keys]
-        self._rules = [series.rule for series in arrivals.series]
-
-    def limits(self, rule: int) -> int:
-        """Return the number of different limits of a rule."""
-        return self._rules.count(rule)
-
-    def asked(self, series: Series) -> tuple[Sequences, Ints]:
-        """Return the arrivals of a series, and the client of each of its counters, numbered from 0 on."""
-        place = self.series[series]
-        chosen = self._order[self._bounds[place] : self._bounds[place + 1]]
-        known, counters = np.unique(self._counters[chosen], return_inverse=True)
-        numbers: dict[str, int] = {}
-        clients = [numbers.setdefault(self._identities[each], len(numbers)) for each in known.tolist()]
-        return in_sequence(self._times[chosen], counters, self._charged[chosen]), np.array(clients, np.int64)
-
-    def clients(self, rule: int) -> int:
-        """Return the number of different clients of a rule."""
-        pairs = zip(self._identities, self._series_of, strict=True)
-        return len({identity for identity, series in pairs if self._rules[series] == rule})
-
-
-def _peaks(quota: Quota, arrivals: Sequences, clients: Ints) -> Peaks:
-    by_client = np.zeros(int(clients.max()) + 1, np.int64)
-    np.maximum.at(by_client, clients, busiest_windows(arrivals, quota))
-    return distribution(by_client)
-
+_DROPPED = "its counters did not fit into memory"
+"""The replay itself has dropped some counters, so no further decision would be like those in force."""
 
 Points = Mapping[int, tuple[int, int]]
 """The denied requests and the limited clients at each limit."""
 
 
-def _curve(subject: Subject, points: Points, peaks: Peaks, *, requests: int, clients: int, why: str = "") -> Curve:
-    denied, limited = zip(*points.values(), strict=True)
-    return Curve(
-        rule=subject.rule.name,
-        shadow=subject.rule.shadow,
-        quota=subject.spelled,
-        algorithm=subject.quota.algorithm,
-        method="replayed" if why else "exact",
-        why_replayed=why,
-        limit=subject.limit,
-        limits=tuple(points),
-        denied=denied,
-        clients=limited,
-        requests=requests,
-        all_clients=clients,
-        peaks=peaks,
-    )
+class _Asked:
+    """The arrivals at one limit, and its clients, which are numbered from 0 on."""
+
+    def __init__(self, columns: Columns, series: Series) -> None:
+        self.series = series
+        self.arrivals, self.clients, self.counters = columns.asked(series)
+        self.number = int(self.clients.max()) + 1
+        self.peaks: Ints = np.zeros(self.number, np.int64)
+        try:
+            np.maximum.at(self.peaks, self.clients, busiest_windows(self.arrivals, series.quota))
+        except WindowTooLong:
+            self.known_peaks: tuple[tuple[int, int], ...] = ()
+        else:
+            self.known_peaks = distribution(self.peaks)
 
 
-def _exact(subject: Subject, result: RuleResult, collected: _Collected) -> Curve | str:
-    """Return the curve by arithmetic, or why there is none."""
-    way = ALGORITHMS[subject.quota.algorithm].at_all_limits
-    if way is None:
-        return f"{subject.quota.algorithm} does not say how it decides at all limits at once"
-    asked = collected.asked(Series(subject.place, subject.quota))
-    try:
-        peaks = _peaks(subject.quota, *asked)
-        quotas = dict(subject.quotas(candidates(subject.limit, peaks)))
-        decided = decide_all(way, *asked, list(quotas.values()))
-    except WindowTooLong:
-        return "its window is too long"
-    points = dict(zip(quotas, zip(*decided, strict=True), strict=True))
-    curve = _curve(subject, points, peaks, requests=result.asked, clients=sum(number for _, number in peaks))
-    if curve.denied[curve.in_force] != result.denied:
-        return "its counters did not fit into memory"  # the replay itself has dropped some
-    return curve
+class _Makers:
+    """Makes the curves of single limits.
 
+    Args:
+        collection: What was collected during the replay.
+        outcome: What the rules did.
+    """
 
-def _replayed(
-    subject: Subject, result: RuleResult, collected: _Collected, replays: Iterable[Replay], why: str
-) -> Curve | None:
-    """Return the curve by replays of this limit. None if it was not replayed."""
-    found = {each.limit: (each.denied, len(each.clients)) for each in replays if each.subject is subject}
-    if not found:
-        return None
-    found[subject.limit] = result.denied, result.clients
-    try:
-        peaks = _peaks(subject.quota, *collected.asked(Series(subject.place, subject.quota)))
-    except WindowTooLong:
-        peaks = ()
-    return _curve(
-        subject,
-        dict(sorted(found.items())),
-        peaks,
-        requests=result.asked,
-        clients=collected.clients(subject.place),
-        why=why,
-    )
+    def __init__(self, collection: Collection, outcome: RulesOutcome) -> None:
+        self._collection, self._outcome = collection, outcome
+        self._recording = collection.recording
+        self._columns = Columns(collection.recording)
+
+    def asked(self, subject: Subject) -> bool:
+        """Return True if a request asked a limit."""
+        return any(each[:2] == (subject.place, subject.quota) for each in self._columns.series)
+
+    def series_of(self, subject: Subject) -> Series:
+        """Return the series of a limit that a request asked."""
+        return next(each for each in self._columns.series if each[:2] == (subject.place, subject.quota))
+
+    def exact(self, subject: Subject) -> Curve | str:
+        """Return the curve by arithmetic, or why there is none."""
+        coupled = subject.coupled or subject.place in self._recording.coupled
+        if coupled or self._columns.limits(subject.place) > 1:
+            return _COUPLED
+        way = ALGORITHMS[subject.quota.algorithm].at_all_limits
+        if way is None:
+            return f"{subject.quota.algorithm} does not say how it decides at all limits at once"
+        asked = _Asked(self._columns, self.series_of(subject))
+        if not asked.known_peaks:
+            return "its window is too long"
+        try:
+            quotas = dict(subject.quotas(candidates(subject.limit, asked.known_peaks)))
+            decided = decide_all(way, asked.arrivals, asked.clients, list(quotas.values()))
+        except WindowTooLong:
+            return "its window is too long"
+        points = dict(zip(quotas, zip(decided.denied, decided.clients, strict=True), strict=True))
+        if points[subject.limit][0] != self._outcome.rules[subject.place].denied:
+            return _DROPPED
+        return self._curve(subject, points, asked, decided.last)
+
+    def replayed(self, subject: Subject, why: str) -> Curve:
+        """Return the curve by further decisions of the engine."""
+        place = subject.place
+        result = self._outcome.rules[place]
+        asked = _Asked(self._columns, self.series_of(subject))
+        limited = {subject.limit: {identity for rule, identity in self._outcome.clients if rule == place}}
+        points = {subject.limit: (result.denied, result.clients)}
+        quotas = dict(subject.quotas(replayed_candidates(subject.limit)))
+        for limit, doubtful in zip(quotas, self._doubtful(subject, list(quotas.values())), strict=True):
+            denied, limited[limit] = self._decide_again(subject, quotas[limit], doubtful)
+            points[limit] = denied, len(limited[limit])
+        points = dict(sorted(points.items()))
+        last = np.full(asked.number, -1, np.int64)
+        identities = [identity_of(self._columns.keys[number]) for number in asked.counters.tolist()]
+        for index, limit in enumerate(points):
+            hit = np.array([identity in limited[limit] for identity in identities])
+            last[asked.clients[hit]] = index
+        return self._curve(subject, points, asked, last, why)
+
+    def _curve(self, subject: Subject, points: Points, asked: _Asked, last: Ints, why: str = "") -> Curve:
+        denied, limited = zip(*points.values(), strict=True)
+        return Curve(
+            rule=subject.rule.name,
+            shadow=subject.rule.shadow,
+            quota=subject.spelled,
+            algorithm=subject.quota.algorithm,
+            method="replayed" if why else "exact",
+            why_replayed=why,
+            limit=subject.limit,
+            limits=tuple(points),
+            denied=denied,
+            clients=limited,
+            requests=self._outcome.rules[subject.place].asked,
+            all_clients=self._columns.clients(subject.place),
+            peaks=asked.known_peaks,
+            hit=self._hit(asked, last),
+        )
+
+    def _hit(self, asked: _Asked, last: Ints) -> tuple[Client, ...]:
+        """Return the clients that the limits hit, those that the highest limits hit first, and of these the busiest."""
+        hit = np.flatnonzero(last >= 0)
+        order = hit[np.lexsort((hit, -asked.peaks[hit], -last[hit]))].tolist()
+        chosen = fair(order, lambda client: int(last[client]), MOST_NAMED)
+        places = {client: place for place, client in enumerate(chosen)}
+        pairs = zip(asked.counters.tolist(), asked.clients.tolist(), strict=True)
+        counters = {counter: places[client] for counter, client in pairs if client in places}
+        first = {place: counter for counter, place in reversed(counters.items())}
+        facts = self._columns.facts(asked.series, counters, len(chosen)) if chosen else []
+        recording, having = self._recording, self._columns.having
+        found: list[Client] = []
+        for place, client in enumerate(chosen):
+            counter = first[place]
+            name = recording.names.get(counter) or recording.named(identity_of(self._columns.keys[counter]), None)
+            peak = int(asked.peaks[client])
+            found.append(client_of(name, int(last[client]), peak, facts[place], having))
+        return tuple(found)
+
+    def _doubtful(self, subject: Subject, quotas: Sequence[Quota]) -> Iterator[Bools]:
+        """Yield, for each of these quotas of a limit, which counters may deny a request."""
+        columns = self._columns
+        highest = np.full(len(columns.keys), -1, np.int64)  # the index of the highest quota at which a counter may deny
+        for series in columns.series:
+            own = series[:2] == (subject.place, subject.quota)
+            last = self._last(series, quotas if own else [series.quota])
+            always = len(quotas) if last is None else np.where(last >= 0, last if own else len(quotas), -1)
+            highest[columns.series_of == columns.series[series]] = always
+        for plan in self._recording.unusual:
+            begin = self._recording.ends[plan - 1] if plan else 0
+            highest[columns.members[begin : self._recording.ends[plan]]] = len(quotas)
+        for index in range(len(quotas)):
+            yield highest >= index
+
+    def _last(self, series: Series, quotas: Sequence[Quota]) -> Ints | None:
+        """Return the index of the last of these quotas at which each counter of a series may deny, or -1.
+
+        A counter denies nothing if it does not when each of its requests is charged: fewer charges never deny more.
+        None if this is not known: the charges come later, or end.
+        """
+        rule, quota = self._recording.rules[series.rule], series.quota
+        algorithm = ALGORITHMS[quota.algorithm]
+        if rule.cost_after is not None or rule.counts is not None or quota.overdraft or algorithm.in_flight:
+            return None
+        if algorithm.at_all_limits is None:
+            return None
+        arrivals, _, _ = self._columns.asked(series, charging_all=True)
+        try:
+            return decide_all(algorithm.at_all_limits, arrivals, np.arange(len(arrivals.starts)), quotas).last
+        except WindowTooLong:
+            return None
+
+    def _decide_again(self, subject: Subject, quota: Quota, doubtful: Bools) -> tuple[int, set[str]]:
+        """Decide again on all requests with a doubtful counter, where a limit has another quota.
+
+        Returns:
+            The number of requests that the rule denies, and the identities of the clients that it limits.
+        """
+        recording, columns, rule = self._recording, self._columns, subject.rule
+        whole = any(each.quota_group for each in recording.rules)  # then each counter may admit what another denies
+        shadows = np.array([series.shadow and series.rule != subject.place for series in recording.series])
+        used = doubtful if whole else doubtful & ~shadows[columns.series_of]
+        plans = np.zeros(len(columns.sizes), np.bool_)
+        plans[columns.plan_of_member[used[columns.members]]] = True
+        rows = np.flatnonzero(plans[columns.plans])
+
+        def replaced(number: int, charge: Charge) -> Charge | None:
+            if not (whole or used[number]):
+                return None
+            if charge.rule is rule and charge.ask.quota == subject.quota:
+                return charge._replace(ask=charge.ask._replace(quota=quota))
+            return charge
+
+        simulation = self._collection.simulation()
+        made: dict[int, tuple[Plan, Sequence[int]]] = {}
+        denied, limited = 0, set[str]()
+        try:
+            for begin in range(0, len(rows), _BATCH):
+                for at, number, status, lasted in columns.decidable(rows[begin : begin + _BATCH]):
+                    plan, own = made.get(number) or (None, ())
+                    if plan is None:
+                        charges = recording.charges_of(number, replaced)
+                        own = [place for place, charge in enumerate(charges) if charge.rule is rule]
+                        plan, _ = made[number] = simulation.plan_of(charges), own
+                    outcomes = simulation.taken(at, plan)
+                    if outcomes is None:
+                        verdict = simulation.decide(at, status, lasted, plan)
+                        outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
+                    if outcomes:
+                        for place in own:
+                            if not outcomes[place].allowed:
+                                denied += 1
+                                limited.add(identity_of(plan.charges[place].ask.key))
+                                break  # several counters of the rule deny one request
+        finally:
+            simulation.close()
+        return denied, limited

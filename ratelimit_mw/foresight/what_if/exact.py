@@ -129,10 +129,17 @@ def distribution(peaks: Ints, most: int = 400) -> tuple[tuple[int, int], ...]:
 
 
 class Decided(NamedTuple):
-    """What each limit denies: the number of requests, and the number of clients with at least one of them."""
+    """What each limit denies.
+
+    Attributes:
+        denied: The number of requests.
+        clients: The number of clients with at least one of them.
+        last: The index of the highest limit that denies a request of each client. -1 if none does.
+    """
 
     denied: tuple[int, ...]
     clients: tuple[int, ...]
+    last: Ints
 
 
 def decide_all(way: Way, arrivals: Sequences, clients: Ints, quotas: Sequence[Quota]) -> Decided:
@@ -142,13 +149,13 @@ def decide_all(way: Way, arrivals: Sequences, clients: Ints, quotas: Sequence[Qu
         way: How the algorithm of the quotas decides.
         arrivals: The arrivals.
         clients: The number of the client of each counter, from 0 on. Several counters may belong to one client.
-        quotas: The quotas, which differ only in what follows from their limits.
+        quotas: The quotas, which differ only in what follows from their limits, ascending.
 
     Raises:
         WindowTooLong: The numbers are too large for the arithmetic.
     """
     if not len(arrivals.times):
-        return Decided((0,) * len(quotas), (0,) * len(quotas))
+        return Decided((0,) * len(quotas), (0,) * len(quotas), np.zeros(0, np.int64))
     if isinstance(way, Refilling):
         return _in_steps(arrivals, clients, quotas, _buckets(arrivals, quotas, way))
     if way.used is None:
@@ -173,7 +180,7 @@ def _in_windows(arrivals: Sequences, clients: Ints, quotas: Sequence[Quota], fir
     np.maximum.at(highest, owners, np.maximum.reduceat(ranks, arrivals.starts))
     limits = [quota.limit for quota in quotas]
     denied, limited = (len(each) - np.searchsorted(np.sort(each), limits) for each in (ranks, highest))
-    return Decided(tuple(denied.tolist()), tuple(limited.tolist()))
+    return Decided(tuple(denied.tolist()), tuple(limited.tolist()), np.searchsorted(limits, highest, "right") - 1)
 
 
 class _Steps:
@@ -241,7 +248,8 @@ def _in_steps(arrivals: Sequences, clients: Ints, quotas: Sequence[Quota], segme
             denied[limit : limit + width] += counts.sum(axis=0)
             segment, at = np.nonzero(counts)
             limited[owners[segment], limit + at] = True
-    return Decided(tuple(denied.tolist()), tuple(np.count_nonzero(limited, axis=0).tolist()))
+    last = np.where(limited.any(axis=1), len(quotas) - 1 - np.argmax(limited[:, ::-1], axis=1), -1)
+    return Decided(tuple(denied.tolist()), tuple(np.count_nonzero(limited, axis=0).tolist()), last)
 
 
 def _windows(arrivals: Sequences, quotas: Sequence[Quota], way: Counting) -> _Segments:
