@@ -151,9 +151,9 @@ class Simulation:
     def taken(self, at: int, plan: Plan) -> Sequence[Outcome] | None:
         """Decide on a request at its time, and return the outcomes of its counters alone, in a third of the time.
 
-        None if the plan takes more than one step, see `Plan.take`: nothing is decided then.
+        None if it takes more than one step, or responses are settled: nothing is decided then.
         """
-        if plan.take is None:
+        if plan.take is None or self.rules.settling:
             return None
         self._clock.at = at
         return plan.take()[1]
