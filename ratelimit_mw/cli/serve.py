@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ratelimit_mw.cli.common import Exit, Json, fail, fail_with, say, say_json, say_table
+from ratelimit_mw.decision.denials import DENIAL_FIELDS, DENIALS
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.service import Settings
 from ratelimit_mw.service import serve as run
@@ -32,7 +33,7 @@ def serve(**texts: str | bool | None) -> None:
     newer rules, certificates and tokens.
     """
     require_extra("serve")
-    log_to_stderr(as_json=texts["log_format"] == "json")
+    log_to_stderr(as_json=texts["log_format"] == "json", denials=bool(texts["log_denials"]))
     try:
         run(Settings.read(**texts))
     except ConfigurationError as error:
@@ -59,16 +60,27 @@ def require_extra(command: str) -> None:
             fail(f"{command} needs {name}: pip install 'ratelimit_mw[serve]'", Exit.USAGE)
 
 
-def log_to_stderr(*, as_json: bool) -> None:
-    """Log to stderr: the package from WARNING on, the service itself from INFO on."""
+def log_to_stderr(*, as_json: bool, denials: bool) -> None:
+    """Log to stderr: the package from WARNING on, the service itself and what shadow rules would deny from INFO on.
+
+    Args:
+        as_json: Write each record as JSON.
+        denials: Log the denials, too.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if as_json else _TextLines())
-    for name, level in (("ratelimit_mw", logging.WARNING), ("ratelimit_mw.service", logging.INFO)):
-        logging.getLogger(name).setLevel(level)
+    for name in ("ratelimit_mw.service", DENIALS.name):
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("ratelimit_mw").setLevel(logging.WARNING)
+    DENIALS.filters = [] if denials else [_would_be]
     for name in ("ratelimit_mw", "uvicorn", "grpc", "asyncio"):
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _would_be(record: logging.LogRecord) -> bool:
+    return bool(getattr(record, "shadow", False))
 
 
 class _TextLines(logging.Formatter):
@@ -83,12 +95,14 @@ class _JsonLines(logging.Formatter):
     """One JSON object for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if record.name == DENIALS.name:
+            fields |= {name: getattr(record, name) for name in DENIAL_FIELDS}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)

@@ -18,6 +18,9 @@ from ratelimit_mw.rules.domains import Rules
 DENIALS = logging.getLogger("ratelimit_mw.denials")
 """The logger of denials."""
 
+DENIAL_FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted", "shadow")
+"""The attributes of its records."""
+
 _log = logging.getLogger("ratelimit_mw")
 
 
@@ -74,7 +77,9 @@ class DenialLog:
         identity = key[key.index("{") + 1 : -1] if key and observe.identity != "none" else None
         if identity and observe.identity == "hashed":
             identity = rules.attributes.digest(identity)
+        limit = None if charge is None else charge.ask.quota.shown_size
         route = _route(rules, name, request)
+        values = name, reason, limit, retry_after, identity, request.method or None, route, omitted, shadow
         try:
             DENIALS.info(
                 "%s (%s)%s%s%s%s",
@@ -84,17 +89,7 @@ class DenialLog:
                 f", client {identity}" if identity is not None else "",
                 f", retry after {retry_after:g} s" if retry_after is not None else "",
                 f"; {omitted} more denials were not logged" if omitted else "",
-                extra={
-                    "rule": name,
-                    "reason": reason,
-                    "limit": None if charge is None else charge.ask.quota.shown_size,
-                    "retry_after": retry_after,
-                    "identity": identity,
-                    "method": request.method or None,
-                    "route": route,
-                    "omitted": omitted,
-                    "shadow": shadow,
-                },
+                extra=dict(zip(DENIAL_FIELDS, values, strict=True)),
             )
         except Exception as error:  # noqa: BLE001 - a handler of the app may raise anything
             if not self._failed:

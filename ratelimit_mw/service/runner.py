@@ -171,6 +171,9 @@ class _Runner:
             served["grpc"] = await self._grpc.start()
             await self._grpc.tell_health(serving=True)
         service.started = True
+        note = service.limiter.engine.planner.switch.note
+        if note:
+            logger.warning("%s: no request is denied", note)
         if service.settings.allow_anyone:
             logger.warning("--allow-anyone: every caller that reaches these ports may ask for decisions")
         logger.info("ready: %s", ", ".join(f"{name} at {served[name]}" for name in sorted(served)))

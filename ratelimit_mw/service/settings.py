@@ -211,6 +211,7 @@ class Settings:
     strict_proxies: bool = _switch("/auth refuses proxies that are not in trusted_proxies.")
     ignore_unservable: bool = _switch("Start even if a service cannot serve some rules. /auth ignores most of them.")
     log_format: LogFormat = _flag(_one_of(*get_args(LogFormat)), "text", "text|json", "The log.")
+    log_denials: bool = _switch("Log the denials, ten a minute for each rule. Those of shadow rules are always logged.")
 
     @classmethod
     def read(cls, **texts: str | bool | None) -> Self:

@@ -46,6 +46,48 @@ def status_of(url):
             return error.code
 
 
+SHADOW = (
+    RULES
+    + """\
+rules:
+  - {name: dark, by: header:X, limit: 0 per year, shadow: true}
+  - {name: closed, match: {path: /closed}, by: ip, limit: 0 per year}
+"""
+)
+
+
+def denials_of(service, *fields):
+    """What the log, as JSON, has of the records of denials, once it has that of the last request."""
+    entry = json.dumps({"attributes": {"header:X": "SECRET", "path": "/closed", "ip": "192.0.2.1"}})
+    answers = [httpx.post(f"{service.http}/v1/check", content=entry).json()["allowed"] for _ in range(12)]
+    records = [json.loads(line) for line in service.lines]
+    assert "SECRET" not in str(service.lines)
+    denials = [each for each in records if each["logger"] == "ratelimit_mw.denials"]
+    return answers, [tuple(each[name] for name in fields) for each in denials]
+
+
+@pytest.mark.parametrize(
+    ("words", "closed"), [pytest.param([], [], id="usually"), pytest.param(["--log-denials"], [1], id="--log-denials")]
+)
+def test_the_log_has_what_shadow_rules_would_deny_and_the_denials_on_request(tmp_path, words, closed):
+    with Serving(rules_at(tmp_path, SHADOW), "--log-format", "json", *words) as service:
+        answers, found = denials_of(service, "rule", "shadow", "reason", "route")
+    assert answers == [False] * 12
+    assert (
+        sorted(found)
+        == [("closed", False, "limited", "/closed")] * 10 * len(closed) + [("dark", True, "limited", None)] * 10
+    )
+
+
+@pytest.mark.parametrize("word", ["off", "shadow"])
+def test_the_log_says_at_start_that_the_switch_is_not_on(tmp_path, word):
+    with Serving(rules_at(tmp_path, SHADOW), "--log-format", "json", RATELIMIT_MW=word) as service:
+        answers, found = denials_of(service, "rule", "shadow")
+    assert answers == [True] * 12
+    assert sorted(found) == ([] if word == "off" else [("closed", True)] * 10 + [("dark", True)] * 10)
+    assert f'"message": "RATELIMIT_MW={word} is set: no request is denied"' in "\n".join(service.lines[:3])
+
+
 def test_a_drain_says_not_ready_and_answers_new_requests_until_a_second_signal_ends_it_at_once(tmp_path):
     with Serving(rules_at(tmp_path, RULES), "--drain", "1h") as service:
         assert (status_of(f"{service.http}/livez"), status_of(f"{service.http}/readyz")) == (200, 200)
