@@ -111,6 +111,7 @@ _COMMANDS = (
     operators.switch,
     deferral.worker,
     serve.serve,
+    serve.from_envoy_ratelimit,
     serve.ask,
 )
 for command in (*_COMMANDS, schema):

@@ -15,7 +15,7 @@ import typer
 from ratelimit_mw.cli.common import Exit, Json, fail, fail_with, say, say_json, say_table
 from ratelimit_mw.decision.denials import DENIAL_FIELDS, DENIALS
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
-from ratelimit_mw.service import Settings
+from ratelimit_mw.service import Settings, go_environment
 from ratelimit_mw.service import serve as run
 from ratelimit_mw.service.settings import FLAGS, Flag, flag_of, variable_of
 
@@ -110,6 +110,21 @@ class _JsonLines(logging.Formatter):
 
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def from_envoy_ratelimit(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.env", exists=True, dir_okay=False, help="A file of NAME=value lines.")
+    ],
+) -> None:
+    """Print the `serve` command for the environment variables of a service of envoyproxy/ratelimit.
+
+    What no flag does is noted on stderr. A password stays in its variable, which a shell puts into the command.
+    """
+    environ = go_environment.read_file(file)
+    say(go_environment.command_for(environ))
+    for note in go_environment.notes_on(environ):
+        typer.echo(f"note: {note}", err=True)
 
 
 UNLIMITED = 2**32 - 1

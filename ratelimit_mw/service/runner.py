@@ -20,9 +20,9 @@ from typing import Any
 
 import uvicorn
 
-from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.service import ports
+from ratelimit_mw.service import go_environment, ports
 from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
@@ -63,7 +63,7 @@ def run(settings: Settings, supervisor: socket.socket | None = None) -> None:
 
 def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     """Return the service and its bound sockets by name, or raise ConfigurationError with every reason against it."""
-    problems: list[Problem] = []
+    problems = go_environment.problems_of(settings)
     certificates, access, limiter, sockets = None, None, None, None
     if settings.tls_cert is not None:
         try:

@@ -23,7 +23,7 @@ def test_the_explanation_is_the_one_that_its_rules_give():
 
 
 def test_every_command_and_every_exit_code_is_there():
-    listed = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE))
+    listed = {name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)", PAGE, re.MULTILINE)}
     groups = {group.name for group in app.registered_groups}
     assert listed | groups >= {command.callback.__name__ for command in app.registered_commands}
     assert {int(code) for code in re.findall(r"^\| (\d) \|", PAGE, re.MULTILINE)} == set(Exit)
