@@ -7,8 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError
-from ratelimit_mw.service.admin import admin_app
-from ratelimit_mw.service.rules_text import rules_text
+from ratelimit_mw.service.admin import admin_app, rules_text
 from ratelimit_mw.service.settings import Address
 from tests.service.http_service import CLIENT, file, nginx, service, serving
 
