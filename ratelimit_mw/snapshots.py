@@ -102,8 +102,9 @@ class Snapshot(NamedTuple):
         rules: The counts of each rule that was asked.
         denials: The number of denials that no rule has decided, by the reason: "blocked", "shed" or "unavailable".
         decisions: How long decisions took, in seconds, for one request in 16.
-        store_up: False if the last decision found the store unavailable.
+        store_up: False if the last decision, or the check at start, found the store unavailable.
         store_failures: The number of decisions for which the store was unavailable.
+        late: The number of requests that the store did not answer in time, while it answered others.
         local_denials: The number of denials from the cache of denials, without a call to the store.
         bans: The number of bans that began, by domain, rule, and whether they are enforced.
         shed: The number of requests that were shed under load, by priority.
@@ -118,6 +119,7 @@ class Snapshot(NamedTuple):
     decisions: Distribution
     store_up: bool
     store_failures: int
+    late: int
     local_denials: int
     bans: Mapping[tuple[str, str, bool], int]
     shed: Mapping[str, int]

@@ -110,6 +110,7 @@ class Tally:
             in `passes`.
         store: The kind of the store: the scheme of its URL, or the class of a store object.
         counters: Returns the number of counters in the memory of the process. None if they are elsewhere.
+        late: Returns the number of requests that the store did not answer in time, while it answered others.
         near: The share of a limit from which hits are near it. It may be set.
         shed: The number of shed requests by priority.
         due: Returns True for each request that is measured.
@@ -122,6 +123,7 @@ class Tally:
     def __init__(self) -> None:
         self.store = ""
         self.counters: Callable[[], int | None] = lambda: None
+        self.late: Callable[[], int] = lambda: 0
         self.near = NEAR
         self.shed: Counter[str] = Counter()
         self._turn = _turns()
@@ -200,6 +202,7 @@ class Tally:
             decisions=self.decisions.read(),
             store_up=self.store_up,
             store_failures=self.store_failures,
+            late=self.late(),
             local_denials=self.local_denials,
             bans=MappingProxyType(bans),
             shed=MappingProxyType(shed),
@@ -322,8 +325,12 @@ class Tally:
                 cell.delay += delay
 
     def failed(self) -> None:
-        """Count a decision without the store. All decisions are then measured until it answers again."""
+        """Count a decision without the store."""
         self.store_failures += 1
+        self.lost()
+
+    def lost(self) -> None:
+        """Note that the store is unavailable. All decisions are then measured until it answers again."""
         self.store_up = False
         self.due = _always
 

@@ -125,6 +125,14 @@ def test_decisions_without_the_store_are_counted_by_their_result(on_error, reque
     assert (found.store_up, found.store_failures) == (False, 2)
 
 
+def test_the_check_at_start_finds_that_the_store_is_away():
+    with limiter(rule(), storage="redis://127.0.0.1:1") as each:
+        assert each.tally.snapshot().store_up
+        each.engine.storage.connect()
+        found = each.tally.snapshot()
+    assert (found.store_up, found.store_failures, found.late) == (False, 0, 0)
+
+
 def test_the_store_is_up_again_after_its_first_answer(any_server):
     with limiter(rule(limit=f"9 {YEARS}", on_error="allow"), storage=any_server.url) as each:
         each.engine.tally.failed()

@@ -10,8 +10,8 @@ import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -335,6 +335,7 @@ class Storage:
         self._server = innermost(self.store)
         self.tally.store = self.url.partition(":")[0] if self._owned else type(self._server).__name__
         self.tally.counters = self._counters
+        self.tally.late = lambda: self._server.late_requests
         self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
         self.wrap_for(rules)
         self.in_flight = InFlight(self.store, clock)
@@ -357,13 +358,22 @@ class Storage:
         Raises:
             StoreUnavailable: the store is required, it is away, and this is the first start of the server.
         """
-        with starting(self.url, required=self._required):
+        with starting(self.url, required=self._required), self._noting():
             self._server.connect(self._domain)
 
     async def aconnect(self) -> None:
         """The awaitable twin of `connect`, for the running event loop."""
-        with starting(self.url, required=self._required):
+        with starting(self.url, required=self._required), self._noting():
             await self._server.aconnect(self._domain)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Count the store as away if it is."""
+        try:
+            yield
+        except StoreUnavailable:
+            self.tally.lost()
+            raise
 
     def renew(self) -> None:
         """Renew the concurrent places of both stores."""

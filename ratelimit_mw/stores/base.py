@@ -85,6 +85,11 @@ class Store(ABC):
     waits: bool = True
     """Whether `ask` may have to wait. An event loop then calls `aask`."""
 
+    @property
+    def late_requests(self) -> int:
+        """How many requests of this process had no answer in time while others had. For metrics."""
+        return 0
+
     @abstractmethod
     def ask(self, request: StoreRequest) -> Reply:
         """Carry out the intent of the request on its asks.

@@ -112,7 +112,9 @@ class Breaker:
         """Empty while it is closed, so that the usual request needs no call of `open`. Changed only in atomic steps."""
         self.period = Period(self)
         self._logged_at = -math.inf  # when a fault that waiting cannot heal was last logged
-        self._late = 0
+        self.late_requests = 0
+        """How many requests had no answer in time while others had."""
+        self._late_logged = 0
         self._reporter: threading.Thread | None = None
 
     @property
@@ -153,7 +155,7 @@ class Breaker:
     def late(self) -> None:
         """Count a request that had no answer in time while others had. At most once a minute, the number is logged."""
         with self._counting:
-            self._late += 1
+            self.late_requests += 1
             if self._stopped.is_set() or (self._reporter is not None and self._reporter.is_alive()):
                 return
             self._reporter = threading.Thread(target=self._report, name="ratelimit_mw late requests", daemon=True)
@@ -187,7 +189,7 @@ class Breaker:
         while True:
             self._stopped.wait(pause)
             with self._counting:
-                number, self._late = self._late, 0
+                number, self._late_logged = self.late_requests - self._late_logged, self.late_requests
                 if not number:
                     self._reporter = None
                     return

@@ -53,17 +53,19 @@ class Measure(NamedTuple):
 
     Attributes:
         name: The name, as Prometheus shows it.
+        instrument: The name of the instrument, by the semantic conventions of OpenTelemetry.
         kind: What the values are.
         labels: The names of the labels.
         about: A sentence for people.
         read: Returns the values, each with its labels. Values with the same labels are added.
         together: For a gauge, how the values of several processes are joined: a mode of prometheus_client. "" if this
             cannot be done.
-        unit: The unit for OpenTelemetry.
+        unit: The unit, by the same conventions.
         bounds: For a histogram, the upper bounds of its buckets.
     """
 
     name: str
+    instrument: str
     kind: Literal["counter", "gauge", "histogram"]
     labels: Labels
     about: str
@@ -73,18 +75,30 @@ class Measure(NamedTuple):
     bounds: Sequence[float] = ()
 
 
-def _counter(
-    name: str, labels: Labels, about: str, read: Callable[[ExportReading], Iterable[Point]], unit: str = "1"
+def _counter(  # noqa: PLR0917  a row of the table
+    name: str,
+    instrument: str,
+    labels: Labels,
+    about: str,
+    read: Callable[[ExportReading], Iterable[Point]],
+    unit: str = "{request}",
 ) -> Measure:
-    return Measure(name, "counter", labels, about, read, unit=unit)
+    return Measure(name, instrument, "counter", labels, about, read, unit=unit)
 
 
-def _gauge(name: str, about: str, together: str, read: Callable[[ExportReading], float | None]) -> Measure:
+def _gauge(  # noqa: PLR0917  a row of the table
+    name: str,
+    instrument: str,
+    about: str,
+    together: str,
+    read: Callable[[ExportReading], float | None],
+    unit: str = "1",
+) -> Measure:
     def points(reading: ExportReading) -> Iterable[Point]:
         value = read(reading)
         return () if value is None else (((), value),)
 
-    return Measure(name, "gauge", (), about, points, together)
+    return Measure(name, instrument, "gauge", (), about, points, together, unit)
 
 
 def _denials(reading: ExportReading) -> Iterable[Point]:
@@ -102,6 +116,7 @@ def _load(reading: ExportReading) -> float | None:
 MEASURES: tuple[Measure, ...] = (
     _counter(
         "ratelimit_requests_total",
+        "ratelimit.requests",
         ("outcome",),
         "Decisions by outcome: allowed, over, delayed, denied, deferred, unlimited (no rule applies) or unchecked (the "
         "store was unavailable).",
@@ -109,6 +124,7 @@ MEASURES: tuple[Measure, ...] = (
     ),
     _counter(
         "ratelimit_rule_requests_total",
+        "ratelimit.rule_requests",
         ("rule", "outcome"),
         "Requests by rule and by how the rule decided: allowed, over, delayed, denied or shadow_denied.",
         lambda reading: reading.by_rule(
@@ -117,6 +133,7 @@ MEASURES: tuple[Measure, ...] = (
     ),
     _counter(
         "ratelimit_denials_total",
+        "ratelimit.denials",
         ("rule", "reason"),
         "Denied requests by the rule that denies longest and by reason. The rule is empty for blocked, shed and "
         "unavailable.",
@@ -124,6 +141,7 @@ MEASURES: tuple[Measure, ...] = (
     ),
     Measure(
         "ratelimit_used_ratio",
+        "ratelimit.utilization",
         "histogram",
         ("rule",),
         "The used share of a limit after a decision, for one request in 16.",
@@ -132,6 +150,7 @@ MEASURES: tuple[Measure, ...] = (
     ),
     Measure(
         "ratelimit_decision_seconds",
+        "ratelimit.decision.duration",
         "histogram",
         ("store",),
         "How long a decision took, for one request in 16.",
@@ -141,6 +160,7 @@ MEASURES: tuple[Measure, ...] = (
     ),
     _counter(
         "ratelimit_delay_seconds_total",
+        "ratelimit.delay_time",
         ("rule",),
         "The sum of the delays of requests that waited for their turn.",
         lambda reading: reading.by_rule(lambda rule: [((), rule.delay)] if rule.delay else []),
@@ -148,40 +168,60 @@ MEASURES: tuple[Measure, ...] = (
     ),
     _gauge(
         "ratelimit_store_up",
-        "1, or 0 if the last decision found the store unavailable.",
+        "ratelimit.store_up",
+        "1, or 0 if the last decision, or the check at start, found the store unavailable.",
         "livemin",
         lambda reading: int(reading.counts.store_up),
     ),
     _counter(
         "ratelimit_store_failures_total",
+        "ratelimit.store_failures",
         (),
         "Decisions for which the store was unavailable.",
         lambda reading: [((), reading.counts.store_failures)],
     ),
     _counter(
+        "ratelimit_late_total",
+        "ratelimit.late_requests",
+        (),
+        "Requests that the store did not answer in time, while it answered others.",
+        lambda reading: [((), reading.counts.late)],
+    ),
+    _counter(
         "ratelimit_local_denials_total",
+        "ratelimit.local_denials",
         (),
         "Denials from the cache of denials, without a call to the store.",
         lambda reading: [((), reading.counts.local_denials)],
     ),
     _counter(
         "ratelimit_bans_total",
+        "ratelimit.bans",
         ("rule", "enforced"),
         "Bans that began. A shadow rule's bans are not enforced.",
         lambda reading: [
             ((reading.rule(domain, rule), "true" if enforced else "false"), number)
             for (domain, rule, enforced), number in reading.counts.bans.items()
         ],
+        "{ban}",
     ),
     _counter(
         "ratelimit_shed_total",
+        "ratelimit.shed_requests",
         ("priority",),
         "Requests that were shed under load, by priority.",
         lambda reading: [((priority,), number) for priority, number in reading.counts.shed.items()],
     ),
-    _gauge("ratelimit_load", "The load of the process, from 0 to 1, if the rules measure it.", "livemax", _load),
+    _gauge(
+        "ratelimit_load",
+        "ratelimit.load",
+        "The load of the process, from 0 to 1, if the rules measure it.",
+        "livemax",
+        _load,
+    ),
     _counter(
         "ratelimit_deferred_total",
+        "ratelimit.deferred_requests",
         ("rule", "fate"),
         "Deferred requests by fate: queued, refused, replayed or returned.",
         lambda reading: [
@@ -191,12 +231,15 @@ MEASURES: tuple[Measure, ...] = (
     ),
     _gauge(
         "ratelimit_counters",
+        "ratelimit.counters",
         "Counters in the memory of the process. Absent if they are on a server.",
         "livesum",
         lambda reading: reading.limiter.engine.tally.counters(),
+        "{counter}",
     ),
     Measure(
         "ratelimit_rules_info",
+        "ratelimit.rules_info",
         "gauge",
         ("version",),
         "1 for the version of the rules in force.",
@@ -204,18 +247,22 @@ MEASURES: tuple[Measure, ...] = (
     ),
     _gauge(
         "ratelimit_rules_refused",
+        "ratelimit.rules_refused",
         "1 if newer rules were refused, so that older ones are in force.",
         "livemax",
         lambda reading: int(reading.limiter.state.error is not None),
     ),
     _gauge(
         "ratelimit_overrides",
+        "ratelimit.overrides",
         "Overrides that are set at run time.",
         "livemax",
         lambda reading: reading.limiter.state.overrides,
+        "{override}",
     ),
     _gauge(
         "ratelimit_switch",
+        "ratelimit.switch",
         "The kill switch: 2 on (limits hold), 1 shadow, 0 off.",
         "livemin",
         lambda reading: _SWITCH[reading.limiter.switch.setting.word],

@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 
 from ratelimit_mw.errors import extra
 
@@ -26,25 +27,26 @@ _Callback = Callable[[CallbackOptions], Iterable[Observation]]
 def export(limiter: RateLimiter, meter_provider: MeterProvider | None = None) -> None:
     """Export the metrics of a limiter, and describe each decision in the current span. Call it once for each limiter.
 
-    The instruments are observable: they are read when the reader of the SDK collects. The values of histograms wait
-    until then. If the current span is recording, each decision sets its attributes `ratelimit.allowed`,
-    `ratelimit.rule`, `ratelimit.limit`, `ratelimit.remaining`, `ratelimit.reason`, `ratelimit.retry_after` (seconds)
-    and `ratelimit.delay` (seconds). Those without a value are left out.
+    Names, units and attributes follow the semantic conventions: `ratelimit.requests` in `{request}`, by
+    `ratelimit.outcome`. The instruments are observable: they are read when the reader of the SDK collects. The values
+    of histograms wait until then. If the current span is recording, each decision sets its attributes
+    `ratelimit.allowed`, `ratelimit.rule`, `ratelimit.limit`, `ratelimit.remaining`, `ratelimit.reason`,
+    `ratelimit.retry_after` (seconds) and `ratelimit.delay` (seconds). Those without a value are left out.
 
     Args:
         limiter: The limiter.
         meter_provider: The provider of meters. None: the global one.
     """
-    meter = get_meter("ratelimit_mw", meter_provider=meter_provider)
+    meter = get_meter("ratelimit_mw", version("ratelimit_mw"), meter_provider)
     samples = _Samples(limiter, meter)
     limiter.engine.tally.watch(samples.add)
     for measure in MEASURES:
         if measure.kind != "histogram":
             callback = _reader(weakref.ref(limiter), measure, samples)
             if measure.kind == "counter":
-                meter.create_observable_counter(measure.name, [callback], measure.unit, measure.about)
+                meter.create_observable_counter(measure.instrument, [callback], measure.unit, measure.about)
             else:
-                meter.create_observable_gauge(measure.name, [callback], measure.unit, measure.about)
+                meter.create_observable_gauge(measure.instrument, [callback], measure.unit, measure.about)
     limiter.engine.tally.trace(_describe)
 
 
@@ -55,7 +57,7 @@ def _reader(limiter: "weakref.ref[RateLimiter]", measure: Measure, samples: "_Sa
             return []
         samples.record()
         return [
-            Observation(value, dict(zip(measure.labels, labels, strict=True)))
+            Observation(value, {f"ratelimit.{name}": label for name, label in zip(measure.labels, labels, strict=True)})
             for labels, value in points(measure, ExportReading(found)).items()
             if not isinstance(value, tuple)
         ]
@@ -68,7 +70,7 @@ class _Samples:
 
     def __init__(self, limiter: RateLimiter, meter: Meter) -> None:
         self._limiter = weakref.ref(limiter)
-        self._store = {"store": limiter.engine.tally.store}
+        self._store = {"ratelimit.store": limiter.engine.tally.store}
         self._waiting: deque[tuple[Cell | None, float]] = deque(maxlen=_MOST_WAITING)
         self._histograms = {measure.name: _histogram(meter, measure) for measure in MEASURES if measure.bounds}
 
@@ -88,16 +90,16 @@ class _Samples:
                 self._histograms["ratelimit_decision_seconds"].record(value, self._store)
             else:
                 rule = label_of(limiter, cell.domain, cell.name)
-                self._histograms["ratelimit_used_ratio"].record(value, {"rule": rule})
+                self._histograms["ratelimit_used_ratio"].record(value, {"ratelimit.rule": rule})
 
 
 def _histogram(meter: Meter, measure: Measure) -> Histogram:
     try:
         return meter.create_histogram(
-            measure.name, measure.unit, measure.about, explicit_bucket_boundaries_advisory=list(measure.bounds)
+            measure.instrument, measure.unit, measure.about, explicit_bucket_boundaries_advisory=list(measure.bounds)
         )
     except TypeError:  # an API before 1.30
-        return meter.create_histogram(measure.name, measure.unit, measure.about)
+        return meter.create_histogram(measure.instrument, measure.unit, measure.about)
 
 
 def _describe(decision: Decision) -> None:

@@ -1,10 +1,12 @@
 """Exports the metrics of a limiter to `prometheus_client`."""
 
 import atexit
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 from ratelimit_mw.errors import extra
 
@@ -30,6 +32,8 @@ from ratelimit_mw.telemetry.measures import MEASURES, ExportReading, Labels, Mea
 
 __all__ = ["export"]
 
+_log = logging.getLogger("ratelimit_mw")
+
 _EVERY = 1.0
 """Seconds between two updates of the real metrics, if several processes are exported together."""
 
@@ -40,7 +44,8 @@ def export(limiter: RateLimiter, registry: CollectorRegistry = REGISTRY) -> None
     The metrics are read when Prometheus scrapes the registry. A request costs no more than without the export.
 
     If the environment has `PROMETHEUS_MULTIPROC_DIR` (gunicorn with several processes), the files of prometheus_client
-    are updated once a second and when the limiter is closed. `ratelimit_rules_info` is then left out, because
+    are updated at the first request of a process, once a second, and when the limiter is closed. A process that serves
+    no request, such as the one that forks the others, has no values. `ratelimit_rules_info` is left out, because
     prometheus_client cannot join it.
 
     Args:
@@ -56,15 +61,23 @@ def export(limiter: RateLimiter, registry: CollectorRegistry = REGISTRY) -> None
         registry.register(_AtScrape(limiter))
 
 
-class _AtScrape(Collector):
+class _Names(Collector):
+    """Reserves the names of the metrics in a registry, which refuses them from another limiter."""
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without their values."""
+        return [_family(measure, {}) for measure in MEASURES]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return nothing."""
+        return []
+
+
+class _AtScrape(_Names):
     """Reads the limiter when the registry is scraped."""
 
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = weakref.ref(limiter)
-
-    def describe(self) -> Iterable[Metric]:
-        """Return the metrics without their values, so that the registry knows their names."""
-        return [_family(measure, {}) for measure in MEASURES]
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics with their values of this moment."""
@@ -101,8 +114,8 @@ def _buckets(value: Distribution) -> list[tuple[str, float]]:
 class _Files:
     """Moves the counts of a limiter into the real metrics of prometheus_client, whose files all processes share.
 
-    A thread does so once a second. It begins with the first request that is measured, so that it runs in the process
-    that serves requests and not in the one that forks it.
+    The real metrics are made at the first request of a process. A gauge is 0 from then on until it is set, so that one
+    of a process that only forks would stay 0. A thread moves the counts once a second.
     """
 
     _lock = lazy(lock)
@@ -111,31 +124,14 @@ class _Files:
     def __init__(self, limiter: RateLimiter, registry: CollectorRegistry) -> None:
         self._limiter = weakref.ref(limiter)
         self._store = limiter.engine.tally.store
-        self._thread: threading.Thread | None = None
+        self._registry = registry
+        self._names: _Names | None = _Names()
+        registry.register(self._names)
+        self._made = False
         self._moved: dict[tuple[str, Labels], float] = {}
-        self._counters = {
-            measure.name: Counter(measure.name, measure.about, measure.labels, registry=registry)
-            for measure in MEASURES
-            if measure.kind == "counter"
-        }
-        self._gauges = {
-            measure.name: Gauge(
-                measure.name,
-                measure.about,
-                measure.labels,
-                registry=registry,
-                multiprocess_mode=measure.together,  # type: ignore[arg-type]  # one of its modes
-            )
-            for measure in MEASURES
-            if measure.together
-        }
-        self._histograms = {
-            measure.name: Histogram(
-                measure.name, measure.about, measure.labels, registry=registry, buckets=measure.bounds
-            )
-            for measure in MEASURES
-            if measure.kind == "histogram"
-        }
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
 
     def begin(self) -> None:
         """Follow the limiter until it is closed."""
@@ -145,31 +141,46 @@ class _Files:
             limiter.engine.tally.at_close(self._close)
             reset_after_fork(self)
             atexit.register(self._close)
+            limiter.at_first_request(self._serve)
 
     def after_fork(self) -> None:
         """Begin again in the child of a fork, where the limiter counts from 0."""
-        self._thread = None
         self._moved = {}
+
+    def _serve(self) -> None:
+        """Make the metrics of this process, unless it was forked by one that has them, and move the first counts."""
+        try:
+            if self._names is not None:
+                names, self._names = self._names, None
+                self._registry.unregister(names)
+                self._make()
+                self._made = True
+            self._move()
+            threading.Thread(target=self._run, name="ratelimit_mw metrics", daemon=True).start()
+        except RuntimeError:  # no more threads: the counts are moved when the limiter is closed
+            return
+        except OSError as error:  # the request must not fail
+            _log.error("the metrics can't be written to PROMETHEUS_MULTIPROC_DIR: %s", error)
+
+    def _make(self) -> None:
+        for name, _, kind, labels, about, _, together, _, bounds in MEASURES:
+            if kind == "counter":
+                self._counters[name] = Counter(name, about, labels, registry=self._registry)
+            elif kind == "histogram":
+                self._histograms[name] = Histogram(name, about, labels, registry=self._registry, buckets=bounds)
+            elif together:
+                mode: Any = together  # one of the modes of prometheus_client
+                self._gauges[name] = Gauge(name, about, labels, registry=self._registry, multiprocess_mode=mode)
 
     def _observe(self, cell: Cell | None, value: float) -> None:
         """Observe a value of one request in 16. `cell` is that of a rule, or None for the time of the decision."""
-        if self._thread is None:
-            self._start()
+        if not self._made:  # they could not be made
+            return
         if cell is None:
             self._histograms["ratelimit_decision_seconds"].labels(self._store).observe(value)
         else:
             label = label_of(self._limiter(), cell.domain, cell.name)
             self._histograms["ratelimit_used_ratio"].labels(label).observe(value)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is not None:
-                return
-            self._thread = threading.Thread(target=self._run, name="ratelimit_mw metrics", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # no more threads: the counts are moved when the limiter is closed
-            return
 
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY) and self._limiter() is not None:
@@ -182,7 +193,7 @@ class _Files:
     def _move(self) -> None:
         """Add what was counted since the last call to the real counters, and set the gauges."""
         limiter = self._limiter()
-        if limiter is None:
+        if limiter is None or not self._made:
             return
         with self._lock:
             reading = ExportReading(limiter)

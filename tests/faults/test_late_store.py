@@ -55,7 +55,7 @@ def test_requests_that_were_late_while_others_were_served_leave_one_line(proxy, 
         await asyncio.sleep(0)
         time.sleep(4 * TIMEOUT)  # noqa: ASYNC251  the app holds the loop up
         assert await asyncio.gather(*late) == [None] * 3
-        assert not store.away
+        assert (store.away, store.late_requests) == (False, 3)
         assert await aattempt(store) is not None
         await aeventually(lambda: lines(caplog))
         await store.aclose()

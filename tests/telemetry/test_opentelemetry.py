@@ -1,5 +1,8 @@
 """The metrics and the spans of `telemetry.opentelemetry`, read through the SDK."""
 
+import re
+from importlib.metadata import version
+
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -47,20 +50,41 @@ def test_a_collection_has_the_counts_of_the_limiter(limiter, reader):
     for _ in range(3):
         limiter.check({"ip": "192.0.2.1"})
     found = collected(reader)
-    assert found["ratelimit_requests_total"]["outcome=allowed"].value == 2
-    assert found["ratelimit_denials_total"]["rule=all,reason=limited"].value == 1
-    assert found["ratelimit_switch"][""].value == 2
-    assert found["ratelimit_rules_info"][f"version={limiter.state.version}"].value == 1
-    assert found["ratelimit_decision_seconds"]["store=memory"].count == 1
-    assert found["ratelimit_used_ratio"]["rule=all"].sum == 0.5
-    assert found.keys() <= {each.name for each in MEASURES}
+    assert found["ratelimit.requests"]["ratelimit.outcome=allowed"].value == 2
+    assert found["ratelimit.denials"]["ratelimit.rule=all,ratelimit.reason=limited"].value == 1
+    assert found["ratelimit.switch"][""].value == 2
+    assert found["ratelimit.rules_info"][f"ratelimit.version={limiter.state.version}"].value == 1
+    assert found["ratelimit.decision.duration"]["ratelimit.store=memory"].count == 1
+    assert found["ratelimit.utilization"]["ratelimit.rule=all"].sum == 0.5
+    assert found.keys() <= {each.instrument for each in MEASURES}
+
+
+def test_names_and_units_follow_the_semantic_conventions(limiter, reader):
+    limiter.check({"ip": "192.0.2.1"})
+    ((scope,),) = [each.scope_metrics for each in reader.get_metrics_data().resource_metrics]
+    assert (scope.scope.name, scope.scope.version) == ("ratelimit_mw", version("ratelimit_mw"))
+    units = {metric.name: metric.unit for metric in scope.metrics}
+    assert (
+        units.items()
+        >= {
+            "ratelimit.requests": "{request}",
+            "ratelimit.decision.duration": "s",
+            "ratelimit.utilization": "1",
+            "ratelimit.counters": "{counter}",
+        }.items()
+    )
+    names = [each.instrument for each in MEASURES]
+    assert all(re.fullmatch(r"ratelimit(\.[a-z]+(_[a-z]+)*)+", name) for name in names)
+    assert not [name for name in names if name.endswith(("_total", "_seconds", "_ratio"))]  # Prometheus adds them
+    used = {*names, *(f"ratelimit.{label}" for each in MEASURES for label in each.labels)}
+    assert not [name for name in used if any(other.startswith(f"{name}.") for other in used)]  # none is a namespace
 
 
 def test_a_value_of_a_histogram_is_exported_once(limiter, reader):
     for _ in range(33):
         limiter.check({"ip": "192.0.2.1"})
-    assert collected(reader)["ratelimit_decision_seconds"]["store=memory"].count == 3
-    assert collected(reader)["ratelimit_decision_seconds"]["store=memory"].count == 3
+    assert collected(reader)["ratelimit.decision.duration"]["ratelimit.store=memory"].count == 3
+    assert collected(reader)["ratelimit.decision.duration"]["ratelimit.store=memory"].count == 3
 
 
 def test_rules_of_several_domains_have_their_domain_in_front(tmp_path):
@@ -73,8 +97,8 @@ def test_rules_of_several_domains_have_their_domain_in_front(tmp_path):
         several.check({"ip": "192.0.2.1"}, domain="two")
         found = collected(made)
         provider.shutdown()
-    assert found["ratelimit_rule_requests_total"]["rule=two/a,outcome=allowed"].value == 1
-    assert found["ratelimit_used_ratio"].keys() == {"rule=two/a"}
+    assert found["ratelimit.rule_requests"]["ratelimit.rule=two/a,ratelimit.outcome=allowed"].value == 1
+    assert found["ratelimit.utilization"].keys() == {"ratelimit.rule=two/a"}
 
 
 def test_a_span_that_records_has_the_decision(limiter, reader):
@@ -91,7 +115,7 @@ def test_a_span_that_records_has_the_decision(limiter, reader):
         "ratelimit.remaining": 0,
         "ratelimit.reason": "limited",
     }
-    assert collected(reader)["ratelimit_requests_total"]["outcome=denied"].value == 1
+    assert collected(reader)["ratelimit.requests"]["ratelimit.outcome=denied"].value == 1
 
 
 def test_a_span_that_does_not_record_has_no_attributes(limiter, reader):
@@ -99,12 +123,12 @@ def test_a_span_that_does_not_record_has_no_attributes(limiter, reader):
     with tracer.start_as_current_span("request") as span:
         assert limiter.check({"ip": "192.0.2.1"}).allowed
     assert not span.is_recording()
-    assert collected(reader)["ratelimit_requests_total"]["outcome=allowed"].value == 1
+    assert collected(reader)["ratelimit.requests"]["ratelimit.outcome=allowed"].value == 1
 
 
 def test_the_counts_of_requests_are_the_same_with_spans(limiter, reader):
     for _ in range(40):
         limiter.check({"ip": "192.0.2.1", "path": "/other"})
     found = collected(reader)
-    assert found["ratelimit_decision_seconds"]["store=memory"].count == 3
-    assert found["ratelimit_requests_total"]["outcome=denied"].value == 38
+    assert found["ratelimit.decision.duration"]["ratelimit.store=memory"].count == 3
+    assert found["ratelimit.requests"]["ratelimit.outcome=denied"].value == 38

@@ -25,11 +25,12 @@ RULES = [
     {"name": "trial", "by": "header:x-key", "limit": "1 per 10 years", "shadow": True},
 ]
 PROMISED = """
-    ratelimit_requests_total{outcome} ratelimit_rule_requests_total{rule,outcome} ratelimit_denials_total{rule,reason}
-    ratelimit_used_ratio{rule} ratelimit_decision_seconds{store} ratelimit_delay_seconds_total{rule} ratelimit_store_up
-    ratelimit_store_failures_total ratelimit_local_denials_total ratelimit_bans_total{rule,enforced}
-    ratelimit_shed_total{priority} ratelimit_load ratelimit_deferred_total{rule,fate} ratelimit_counters
-    ratelimit_rules_info{version} ratelimit_rules_refused ratelimit_overrides ratelimit_switch
+    ratelimit_requests_total{outcome} ratelimit_rule_requests_total{rule,outcome}
+    ratelimit_denials_total{rule,reason} ratelimit_used_ratio{rule} ratelimit_decision_seconds{store}
+    ratelimit_delay_seconds_total{rule} ratelimit_store_up ratelimit_store_failures_total ratelimit_late_total
+    ratelimit_local_denials_total ratelimit_bans_total{rule,enforced} ratelimit_shed_total{priority} ratelimit_load
+    ratelimit_deferred_total{rule,fate} ratelimit_counters ratelimit_rules_info{version} ratelimit_rules_refused
+    ratelimit_overrides ratelimit_switch
 """
 
 
@@ -214,6 +215,7 @@ def test_two_processes_of_gunicorn_are_exported_together(tmp_path, args):
     (tmp_path / "metrics").mkdir()
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     with gunicorn("counted:app", workers=2, env=env, cwd=tmp_path, args=args) as app:
+        assert "\nratelimit_store_up 1.0\n" in httpx.get(f"{app.url}/metrics").text  # from the first request on
         for _ in range(40):  # each on its own connection, so that both processes serve
             assert httpx.get(f"{app.url}/").status_code == 200
         denied = sum(httpx.get(f"{app.url}/limited").status_code == 429 for _ in range(10))
@@ -227,8 +229,11 @@ def test_two_processes_of_gunicorn_are_exported_together(tmp_path, args):
         assert f'ratelimit_denials_total{{reason="limited",rule="all"}} {denied}.0' in found
         assert f'ratelimit_requests_total{{outcome="denied"}} {denied}.0' in found
         assert 'ratelimit_decision_seconds_count{store="memory"}' in found
-        assert "ratelimit_store_up" in found
+        assert "\nratelimit_store_up 1.0\n" in found
         assert "ratelimit_rules_info" not in found
+        written = {path.stem.rpartition("_")[2] for path in (tmp_path / "metrics").iterdir()}
+        assert len(written) <= 2  # the processes that serve; none is the one that forked them
+        assert written <= set(map(str, app.pids))
 
 
 def test_the_real_metrics_follow_a_limiter_until_it_is_closed(tmp_path):
@@ -249,3 +254,46 @@ def test_the_real_metrics_follow_a_limiter_until_it_is_closed(tmp_path):
         [sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[2.0, 3.0]\n"
+
+
+def test_a_folder_that_cannot_be_written_costs_the_metrics_and_no_request(tmp_path):
+    program = """
+    import logging
+    from ratelimit_mw import RateLimiter
+    from ratelimit_mw.telemetry.prometheus import export
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    with RateLimiter({"domain": "d", "rules": [{"name": "a", "limit": "1 per 10 years"}]}) as limiter:
+        export(limiter)
+        print([limiter.check({"ip": "192.0.2.1"}).allowed for _ in range(2)])
+    """
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "missing"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[True, False]\n"
+    assert "ERROR the metrics can't be written to PROMETHEUS_MULTIPROC_DIR" in done.stderr
+
+
+def test_a_registry_takes_one_limiter_of_several_processes(tmp_path):
+    program = """
+    from prometheus_client import CollectorRegistry
+    from ratelimit_mw import RateLimiter
+    from ratelimit_mw.telemetry.prometheus import export
+    registry = CollectorRegistry()
+    for decided in (False, True):
+        limiter = RateLimiter({"domain": "d", "rules": []})
+        try:
+            export(limiter, registry)
+        except ValueError as error:
+            print(str(error).partition(":")[0])
+        limiter.check({})
+    try:
+        export(RateLimiter({"domain": "d", "rules": []}), registry)
+    except ValueError as error:
+        print(str(error).partition(":")[0])
+    """
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "Duplicated timeseries in CollectorRegistry\n" * 2

@@ -59,6 +59,11 @@ class Server(Store):
         self._begin()
         reset_after_fork(self)
 
+    @property
+    def late_requests(self) -> int:
+        """See `Store`."""
+        return self._breaker.late_requests
+
     def close(self) -> None:
         """Close the connection of threads. Those of event loops close with their loops, or by `aclose`."""
         self._breaker.stop()

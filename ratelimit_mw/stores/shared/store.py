@@ -113,6 +113,11 @@ class SharedStore(Store):
         self._breaker = Breaker(self.location.path)
 
     @property
+    def late_requests(self) -> int:
+        """See `Store`."""
+        return self._breaker.late_requests
+
+    @property
     def away(self) -> bool:
         """Whether the file is unavailable, so that requests fail at once."""
         return self._breaker.open
