@@ -89,17 +89,18 @@ def is_running(pid):
 
 
 def test_the_processes_share_counters_and_reload_and_drain_together(tmp_path):
-    with two_workers(tmp_path) as service:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check 0123456789abcdef\n")
+    with two_workers(tmp_path, "--token-file", str(tokens), "--allow-anyone") as service:
         first, second = targets(service)
         line = next(line for line in service.lines if "for the list of the proxy" in line)
         assert set(re.search(r"grpc at (\S+) (\S+);", line).groups()) == {first, second}
         codes = [ask(target, "ann").overall_code for target in (first, second, first, second)]
         assert codes == [OK, OK, OK, OVER_LIMIT]
-        rules_at(tmp_path, RULES.replace("requests_per_unit: 3", "requests_per_unit: 7"))
-        service.signal(signal.SIGHUP)
-        for place, target in enumerate((first, second)):
-            limit = 7
-            eventually(lambda: ask(target, f"{place}").statuses[0].current_limit.requests_per_unit == limit)  # noqa: B023 - it is called in this round
+        tokens.write_text("nonsense\n")
+        for number in (2, 4):  # each process has noticed it, and reads the file again at the signal
+            eventually(lambda: sum("the tokens can't be used" in line for line in service.lines) == number)  # noqa: B023 - it is called in this round
+            service.signal(signal.SIGHUP)
         service.signal(signal.SIGTERM)
         assert service.ended() == 0
     assert sum("INFO stopped" in line for line in service.lines) == 2
