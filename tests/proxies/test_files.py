@@ -97,7 +97,7 @@ def test_the_gateway_of_a_mesh_asks_the_service_of_the_manifests():
 @pytest.mark.parametrize("kind", sorted(OBJECTS.keys() - NOT_OF_KUBERNETES))
 def test_kubernetes_knows_every_field(kind):
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    kubernetes_validate.validate(OBJECTS[kind], "1.34", strict=True)
+    assert kubernetes_validate.validate(OBJECTS[kind], "1.34", strict=True)
 
 
 def test_the_monitor_reads_the_metrics_with_the_admin_token():
