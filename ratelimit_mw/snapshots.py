@@ -75,13 +75,14 @@ class HitsSnapshot(NamedTuple):
 
     Attributes:
         domain: The domain.
-        path: The entries of the descriptor as the file has them, each as its key or as `key_value`. A value with a `*`
-            is left out, so no value of a client is here.
+        path: The entries of the descriptor as the file has them, each as its key or as `key_value`, also with a `*`. No
+            value of a client is here.
         total_hits: All hits.
         over_limit: The hits that were denied, or that a shadow limit would have denied.
         near_limit: The admitted hits above 0.8 of the limit (`--near` of `serve`).
         within_limit: The admitted hits.
         shadow_mode: The hits that a shadow limit would have denied.
+        over_limit_with_local_cache: The hits that were denied without a call to the store.
     """
 
     domain: str
@@ -91,6 +92,7 @@ class HitsSnapshot(NamedTuple):
     near_limit: int
     within_limit: int
     shadow_mode: int
+    over_limit_with_local_cache: int
 
 
 class Snapshot(NamedTuple):

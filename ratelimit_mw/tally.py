@@ -383,7 +383,9 @@ class Tally:
         with self._counting:
             self.deferrals["" if cell is None else cell.domain, "" if cell is None else cell.name, fate] += 1
 
-    def hit(self, rule: Rule, quota: Quota, hits: int, outcome: Outcome | None, *, shadow: bool) -> None:
+    def hit(
+        self, rule: Rule, quota: Quota, hits: int, outcome: Outcome | None, *, shadow: bool, cached: bool = False
+    ) -> None:
         """Count the hits of a descriptor.
 
         Args:
@@ -392,6 +394,7 @@ class Tally:
             hits: The hits.
             outcome: What the counter decided. None if it was not asked, because another one denied the request.
             shadow: The limit is not enforced.
+            cached: The denial was known without a call to the store.
         """
         place = rule.domain, rule.descriptor
         cell = self._hits.get(place)
@@ -410,6 +413,8 @@ class Tally:
             cell["over_limit"] += hits
             if shadow:
                 cell["shadow_mode"] += hits
+            if cached:
+                cell["over_limit_with_local_cache"] += hits
 
 
 def _snapshot_of(cell: Cell, passed: int) -> RuleSnapshot:

@@ -280,7 +280,7 @@ def test_lists_count_hits_by_the_descriptor_of_the_file():
         each.check_lists("d", [EntryList([("user", "secret")], limit=(5, "hour"))], hits=2)
         assert hits(each) == {
             ("kind_mail",): (12, 10, 2, 2, 0),
-            ("path",): (3, 3, 0, 0, 0),
+            ("path_/a*",): (3, 3, 0, 0, 0),
             ("user",): (6, 3, 3, 3, 3),
             ("(sent)",): (2, 2, 0, 0, 0),
         }

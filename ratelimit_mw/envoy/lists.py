@@ -302,10 +302,13 @@ class ListsRequest:
             if not (verdict.allowed or verdict.charges):  # blocked, shed or without a store: no counter denies
                 return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._limits)
         charges, outcomes = self.plan.charges, self._outcomes(verdict)
-        hit = self._engine.tally.hit
+        hit, cached = (
+            self._engine.tally.hit,
+            not verdict.allowed and verdict.charges is not charges and not verdict.local,
+        )
         for (rule, (_, quota, cost, shadow)), outcome in zip(charges, outcomes, strict=True):
             if rule.descriptor:
-                hit(rule, quota, cost, outcome, shadow=shadow)
+                hit(rule, quota, cost, outcome, shadow=shadow, cached=cached)
         # If one quota admits the request, the others of its group deny nothing.
         passed: Container[str] = ()
         if self._grouped:

@@ -135,8 +135,8 @@ class _Compiler:
         if _SECRET.match(sources.get(own) or own):
             digest = self.attributes.digest(value)
             return _DescriptorPath(f"{key}=~{digest}", f"{name}=~{digest}", (*parent.metric, own))
-        metric = own if "*" in value else f"{own}_{value}"
-        return _DescriptorPath(f"{key}={escaped(value)}", f"{name}={value}", (*parent.metric, metric))
+        metric = (*parent.metric, f"{own}_{value}")
+        return _DescriptorPath(f"{key}={escaped(value)}", f"{name}={value}", metric)
 
     def _limits(self, descriptor: Values, path: _DescriptorPath) -> tuple[DescriptorLimit, ...]:
         stated = descriptor[_RATE_LIMIT]

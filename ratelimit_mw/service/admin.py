@@ -22,7 +22,6 @@ from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.service.access import Right
 from ratelimit_mw.service.api import probes, refused_caller
-from ratelimit_mw.service.checks import as_json
 from ratelimit_mw.service.metrics import Metrics
 from ratelimit_mw.service.settings import Address
 from ratelimit_mw.service.state import Service
@@ -50,8 +49,8 @@ def admin_app(service: Service) -> Starlette:
         return PlainTextResponse(rules_text(service.limiter))
 
     async def show_state(_request: Request) -> Response:
-        """`/stats`: the state of the process."""
-        return JSONResponse(_state(service))
+        """`/stats`: the counts of envoyproxy/ratelimit."""
+        return PlainTextResponse(metrics.stats())
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -82,26 +81,6 @@ def _is_local(host: str) -> bool:
         return name.lower() == "localhost" or ip_address(name).is_loopback
     except ValueError:  # another name
         return False
-
-
-def _state(service: Service) -> dict[str, object]:
-    rules = service.limiter.state
-    return {
-        "ready": service.ready,
-        "draining": service.draining,
-        "under_way": service.under_way,
-        "asked": dict(service.asked),
-        "refused": dict(service.refused),
-        "unknown_domains": service.unknown_domains,
-        "rules": as_json(
-            {
-                "version": rules.version,
-                "loaded_at": rules.loaded_at,
-                "newest": rules.error is None,
-                "overrides": rules.overrides,
-            }
-        ),
-    }
 
 
 def rules_text(limiter: RateLimiter) -> str:

@@ -5,6 +5,8 @@ This module is internal: its names may change in any release.
 
 import asyncio
 import math
+from bisect import bisect_left
+from time import perf_counter
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -16,7 +18,7 @@ from ratelimit_mw.service.credentials import Certificates
 from ratelimit_mw.service.messages import DENIED, SERVICE, Refused, TooLong
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit
-from ratelimit_mw.service.state import Service
+from ratelimit_mw.service.state import RESPONSE_BOUNDS, Service
 
 NAMES = ("", "ratelimit", SERVICE)
 """The services whose health can be asked. envoyproxy/ratelimit has "ratelimit"."""
@@ -93,6 +95,7 @@ class GrpcServer:
             service.refuse("the deadline is over")
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
         service.under_way += 1
+        began = perf_counter()
         try:
             try:
                 return await self._asked.answer(data)
@@ -109,6 +112,9 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             service.under_way -= 1
+            took, seconds = perf_counter() - began, service.seconds
+            seconds.counts[bisect_left(RESPONSE_BOUNDS, took)] += 1
+            seconds.total += took
 
 
 def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:

@@ -73,7 +73,12 @@ class ShouldRateLimit:
             if not refunds:
                 raise NotPermitted
             await adrive(engine.storage.store, asked.giving_back())
-        verdict = await engine.aexecute(asked.plan, asked.rules)
+        plan = asked.plan
+        verdict = await engine.aexecute(plan, asked.rules)
+        if verdict.charges is not plan.charges and plan.asks and (verdict.local or not verdict.outcomes):
+            self._service.errors["redis_error"] += 1
+        if plans is None and verdict.shadowed:
+            self._service.shadowed += _only_the_switch_admits(verdict)
         statuses = asked.statuses(verdict)
         if self._bare:
             return write(verdict.allowed, statuses)
@@ -85,7 +90,7 @@ class ShouldRateLimit:
                 raise TooLong("the message is too long")
             return read(data)
         except Refused as error:
-            self._service.refuse(str(error))
+            self._refuse(str(error))
             raise
 
     def _planned(self, rules: Rules, request: DecodedRequest) -> ListsRequest:
@@ -95,11 +100,15 @@ class ShouldRateLimit:
             if str(error) not in self._not_refundable:  # it names a rule of the file
                 self._not_refundable.add(str(error))
                 logger.warning("is_negative_hits is refused: %s (logged once)", error)
-            self._service.refuse("hits cannot be given back")
+            self._refuse("hits cannot be given back")
             raise Refused("hits cannot be given back to the limit of a descriptor") from None
         except ValueError:
-            self._service.refuse("the entries are invalid")
+            self._refuse("the entries are invalid")
             raise Refused("the entries are invalid") from None  # the error has what a client sent
+
+    def _refuse(self, reason: str) -> None:
+        self._service.refuse(reason)
+        self._service.errors["service_error"] += 1
 
     def _added(
         self, asked: ListsRequest, verdict: Verdict, statuses: Sequence[ListStatus]
@@ -121,3 +130,9 @@ class ShouldRateLimit:
         if self._headers == "go":
             added += go_headers(statuses)
         return added, body
+
+
+def _only_the_switch_admits(verdict: Verdict) -> bool:
+    """True if a limit denies the request that would be enforced if the switch were on."""
+    pairs = zip(verdict.charges, verdict.outcomes, strict=True)
+    return any(not (outcome.allowed or rule.shadow) for (rule, _), outcome in pairs)

@@ -12,11 +12,18 @@ from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.credentials import Certificates
 from ratelimit_mw.service.settings import Settings
+from ratelimit_mw.snapshots import Histogram
 
 logger = logging.getLogger("ratelimit_mw.service")
 
 _MOST_LINES = 10
 """The lines of the log in a minute about one kind of refused requests."""
+
+ERRORS = ("redis_error", "service_error")
+"""The kinds of errors of ShouldRateLimit, as envoyproxy/ratelimit names them."""
+
+RESPONSE_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""The upper bounds of the histogram of response times, in seconds: those of envoyproxy/ratelimit, and three below."""
 
 
 class Service:
@@ -46,6 +53,12 @@ class Service:
         """How many requests each endpoint got, by a constant name: the method of gRPC, or the path of HTTP."""
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason. The reasons are constants, never what a client sent."""
+        self.errors = dict.fromkeys(ERRORS, 0)
+        """How many calls of ShouldRateLimit the store or the service could not decide."""
+        self.shadowed = 0
+        """How many calls passed because the switch is at shadow."""
+        self.seconds = Histogram(RESPONSE_BOUNDS, [0] * (len(RESPONSE_BOUNDS) + 1))
+        """How long the calls of ShouldRateLimit took by gRPC."""
         self.unknown_domains = 0
         """How many requests had a domain that the rules do not have. They passed."""
         self._lines = LineLimit()

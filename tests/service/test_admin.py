@@ -9,6 +9,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.admin import admin_app, rules_text
 from ratelimit_mw.service.settings import Address
+from tests.proxies.running import free_ports
 from tests.service.http_service import CLIENT, file, nginx, service, serving
 
 RULES = file(
@@ -123,21 +124,93 @@ def test_the_rules_in_force_are_readable():
     ]
 
 
-def test_the_state_of_the_process_is_shown(server):
-    made = service()
-    server.use(made=made).get("/auth")
+STATS = {
+    "domain": "shop",
+    "descriptors": [
+        {"key": "ip", "value": "203.0.113.7", "rate_limit": {"unit": "minute", "requests_per_unit": 2}},
+        {"key": "path", "value": "/a:*", "descriptors": [
+            {"key": "user", "rate_limit": {"unit": "minute", "requests_per_unit": 1}, "shadow_mode": True},
+        ]},
+    ],
+}  # fmt: skip
+
+
+def test_the_stats_are_the_lines_of_the_go_service(server):
+    made = service(STATS)
+    client = server.use(made=made)
+    entries = {"path": "/a:hunter2", "user": "hunter2"}, {"ip": "203.0.113.7"}
+    for each in entries:
+        asked = [{"key": key, "value": value} for key, value in each.items()]
+        for _ in range(3):
+            client.post("/json", json={"domain": "shop", "descriptors": [{"entries": asked}]})
+    client.post("/json", json={"domain": ""})
     with admin(made) as operator:
-        found = operator.get("/stats").json()
-    rules = found.pop("rules")
-    assert found == {
-        "ready": True,
-        "draining": False,
-        "under_way": 0,
-        "asked": {"/auth": 1},
-        "refused": {"no_original_request": 1},
-        "unknown_domains": 0,
-    }
-    assert rules["newest"] is True
+        found = operator.get("/stats")
+    assert found.headers["content-type"].startswith("text/plain")
+    hits = "ratelimit.service.rate_limit.shop"
+    address, path = f"{hits}.ip_203_0_113_7", f"{hits}.path_/a_*.user"
+    assert found.text.splitlines() == [
+        "ratelimit.service.call.should_rate_limit.redis_error: 0",
+        "ratelimit.service.call.should_rate_limit.service_error: 1",
+        "ratelimit.service.config_load_error: 0",
+        "ratelimit.service.config_load_success: 1",
+        "ratelimit.service.global_shadow_mode: 0",
+        f"{address}.near_limit: 1",
+        f"{address}.over_limit: 1",
+        f"{address}.over_limit_with_local_cache: 0",
+        f"{address}.shadow_mode: 0",
+        f"{address}.total_hits: 3",
+        f"{address}.within_limit: 2",
+        f"{path}.near_limit: 1",
+        f"{path}.over_limit: 2",
+        f"{path}.over_limit_with_local_cache: 0",
+        f"{path}.shadow_mode: 2",
+        f"{path}.total_hits: 3",
+        f"{path}.within_limit: 1",
+        "ratelimit_server.ShouldRateLimit.total_requests: 0",
+    ]
+
+
+def posted(client, key, number=1):
+    for _ in range(number):
+        client.post("/json", json={"domain": "shop", "descriptors": [{"entries": [{"key": key, "value": "x"}]}]})
+
+
+def test_what_the_store_the_service_and_the_switch_decide_has_the_names_of_the_go_service(server, monkeypatch):
+    monkeypatch.setenv("RATELIMIT_MW", "shadow")
+    (port,) = free_ports(1)
+    limits = [
+        {"key": key, "shadow_mode": dark, "rate_limit": {"unit": "day", "requests_per_unit": 0}}
+        for key, dark in (("limited", False), ("dark", True))
+    ]
+    made = service({"domain": "shop", "storage": {"url": f"redis://127.0.0.1:{port}/0"}, "descriptors": limits})
+    client = server.use(made=made)
+    posted(client, "limited", 2)
+    client.post("/json", json={"domain": "shop"})
+    with admin(made) as operator:
+        away = metrics_of(operator.get("/metrics"))
+    other = service({"domain": "shop", "descriptors": limits})
+    client = server.use(made=other)
+    posted(client, "limited", 2)
+    posted(client, "dark", 3)
+    with admin(other) as operator:
+        shadowed = metrics_of(operator.get("/metrics"))
+    name = "ratelimit_service_should_rate_limit_error"
+    assert [away[name, ("err_type", kind)] for kind in ("redis_error", "service_error")] == [2, 1]
+    assert shadowed["ratelimit_service_global_shadow_mode",] == 2
+
+
+def test_denials_from_the_cache_of_denials_are_counted(server, any_server):
+    made = service({**STATS, "storage": {"url": any_server.url, "timeout": "5s"}})
+    client = server.use(made=made)
+    for _ in range(5):
+        asked = {"entries": [{"key": "ip", "value": "203.0.113.7"}]}
+        client.post("/json", json={"domain": "shop", "descriptors": [asked]})
+    with admin(made) as operator:
+        found = metrics_of(operator.get("/metrics"))
+    labels = ("domain", "shop"), ("key1", "ip_203_0_113_7")
+    names = ("total_hits", "over_limit", "over_limit_with_local_cache")
+    assert [found[f"ratelimit_service_rate_limit_{name}", *labels] for name in names] == [5, 3, 2]
 
 
 def test_the_admin_port_needs_an_admin_token_if_the_service_has_tokens(tmp_path):

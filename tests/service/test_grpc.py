@@ -6,6 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
@@ -42,6 +43,20 @@ def test_a_client_is_denied_above_its_limit(service):
     answers = [service.ask(request("shop", [("user", "ann")])) for _ in range(4)]
     assert [answer.overall_code for answer in answers] == [OK, OK, OK, OVER_LIMIT]
     assert [answer.statuses[0].limit_remaining for answer in answers] == [2, 1, 0, 0]
+
+
+def test_the_time_of_each_call_is_measured(service):
+    def measured():
+        name = 'ratelimit_service_response_time_seconds_%s{grpc_method="ShouldRateLimit"}'
+        lines = dict(line.rsplit(" ", 1) for line in httpx.get(f"{service.admin}/metrics").text.splitlines())
+        return [float(lines[name % part]) for part in ("count", "sum")]
+
+    calls, seconds = measured()
+    for _ in range(3):
+        service.ask(request("shop", [("user", "timed")]))
+    later = measured()
+    assert later[0] == calls + 3
+    assert seconds < later[1] < seconds + 90
 
 
 def test_calls_at_once_admit_exactly_the_limit(service):
