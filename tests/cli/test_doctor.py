@@ -80,8 +80,19 @@ def test_a_package_that_is_older_than_an_extra_needs_is_wrong(doctor, tmp_path, 
     assert (code, found["extras"]) == (1, [("wrong", "lmdb 1.0 is older than 1.5, which ratelimit_mw[shared] needs")])
 
 
-def test_the_database_of_the_rules_that_does_not_answer_is_the_only_finding(run):
-    code, printed, _ = run("doctor", "redis://127.0.0.1:1/0")
+def test_an_extra_without_its_packages_is_a_note(doctor, tmp_path, monkeypatch):
+    metadata = "Metadata-Version: 2.1\nName: ratelimit_mw\nVersion: 0\nProvides-Extra: absent\nRequires-Dist: "
+    (tmp_path / "ratelimit_mw-0.dist-info").mkdir()
+    requirement = "no-such-package>=1; extra == 'absent'\n"
+    (tmp_path / "ratelimit_mw-0.dist-info" / "METADATA").write_text(metadata + requirement)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor()[1]["extras"] == [("note", "not complete: absent")]
+
+
+@pytest.mark.parametrize("rules", ["redis://127.0.0.1:1/0", "frame.yaml"])
+def test_the_database_of_the_rules_that_does_not_answer_is_the_only_finding(run, rules):
+    Path("frame.yaml").write_text("domain: shop\nrules: {source: 'redis://127.0.0.1:1/0'}\n")
+    code, printed, _ = run("doctor", rules)
     assert code == 1
     assert [line.split()[:2] for line in printed.splitlines()] == [["✗", "rules"], ["→", "start"], ["1", "wrong"]]
 
@@ -96,6 +107,13 @@ def test_a_kill_switch_that_was_left_open_is_wrong(doctor, run, any_server, monk
     ((state, what),) = found["switch"]
     assert (code, state) == (1, "wrong")
     assert what.startswith("the kill switch is at shadow, ")
+    remedy = "unset RATELIMIT_MW" if where == "environment" else "ratelimit-mw switch on"
+    assert f"→ {remedy}\n" in run("doctor", "--storage", any_server.url)[1]
+
+
+def test_the_workers_of_the_environment_count(doctor, monkeypatch):
+    monkeypatch.setenv("WEB_CONCURRENCY", "3")
+    assert doctor()[1]["workers"] == [("wrong", "memory:// with 3 workers: clients get up to 3 times their limits")]
 
 
 def test_rules_that_cannot_be_loaded_are_the_only_finding(doctor):
@@ -237,6 +255,14 @@ def test_routes_without_any_rule_are_wrong(doctor):
         [("wrong", "no rule limits GET /api/orders/")],
     )
     assert "routes" not in doctor(*FLASK, rules={**login, "exempt": [{"path": "/api/orders/"}]})[1]
+
+
+def test_five_routes_without_a_rule_are_named_and_the_others_counted(doctor):
+    routes = "".join(f"app.add_url_rule('/{name}', '{name}', print)\n" for name in "abcdefg")
+    Path("many.py").write_text(f"from flask import Flask\napp = Flask('many', static_folder=None)\n{routes}")
+    code, found = doctor("--app", "many:app", rules={"rules": []})
+    ((_, what),) = found["routes"]
+    assert (code, what) == (1, "no rule limits GET /a, GET /b, GET /c, GET /d, GET /e and 2 more")
 
 
 def test_a_signed_session_as_an_identity_is_wrong(doctor):
