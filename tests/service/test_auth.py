@@ -246,9 +246,19 @@ def test_only_three_sets_have_a_name(server):
     assert (answer.status_code, "original, original-url, forwarded" in answer.text) == (400, True)
 
 
-def test_two_different_lines_of_a_header_are_refused(server):
+def test_two_different_lines_of_a_header_are_refused_unless_it_is_of_a_set_that_is_ignored(server):
+    client = server.use()
     lines = [*nginx("/login", "POST").items(), ("X-Original-URI", "/free")]
-    assert server.use().get("/auth", headers=lines).status_code == 403
+    others = [*nginx("/login").items(), ("X-Forwarded-Uri", "/a"), ("X-Forwarded-Uri", "/b")]
+    assert client.get("/auth", headers=lines).status_code == 403
+    assert client.get("/auth?headers=original", headers=lines).status_code == 403
+    assert client.get("/auth?headers=original", headers=others).status_code == 200
+
+
+@ORIGINALS
+def test_the_url_of_ingress_nginx_beside_another_set_is_refused(server, asked):
+    headers = {**asked(), "X-Original-URL": "http://shop.example/"}
+    assert server.use().get("/auth?denied=403", headers=headers).status_code == 403
 
 
 def test_a_client_behind_a_trusted_proxy_does_not_choose_its_address(server):
