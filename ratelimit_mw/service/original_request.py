@@ -24,7 +24,7 @@ from starlette.types import Scope
 MAX_URI = 16 * 1024
 """The longest URI of an original request, in bytes."""
 
-_METHOD, _URI, _URL, _FORWARDED_METHOD, _FORWARDED_URI, _HOST = range(6)
+_METHOD, _URI, _URL, _FORWARDED_METHOD, _FORWARDED_URI, _HOST, _NONE = range(7)
 _PLACES = {
     b"x-original-method": _METHOD,
     b"x-original-uri": _URI,
@@ -34,8 +34,12 @@ _PLACES = {
     b"x-forwarded-host": _HOST,
 }
 ORIGINAL, ORIGINAL_URL, FORWARDED = "original", "original-url", "forwarded"
-SETS = {ORIGINAL: (_METHOD, _URI), ORIGINAL_URL: (_METHOD, _URL), FORWARDED: (_FORWARDED_METHOD, _FORWARDED_URI, _HOST)}
-"""The headers of each set: those of the method, of the URI and, if there is one, of the host."""
+SETS = {
+    ORIGINAL: (_METHOD, _URI, _NONE),
+    ORIGINAL_URL: (_METHOD, _URL, _NONE),
+    FORWARDED: (_FORWARDED_METHOD, _FORWARDED_URI, _HOST),
+}
+"""The headers of each set: those of the method, of the URI and of the host. No request has `_NONE`."""
 
 
 class Unanswerable(NamedTuple):
@@ -83,7 +87,7 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope | Unanswerab
         scope: The scope of the request to `/auth`. The server writes the names of headers in lower case.
         named: The set of headers to read. None for the only one that is present.
     """
-    found: list[bytes | None] = [None] * len(_PLACES)
+    found: list[bytes | None] = [None] * (_NONE + 1)
     repeated = []
     for name, value in scope["headers"]:
         place = _PLACES.get(name)
@@ -94,13 +98,14 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope | Unanswerab
     used = named or _only_set(found)
     if used is None or (repeated and not set(SETS[used]).isdisjoint(repeated)):
         return CONTRADICTION
-    method, uri, *host = (found[place] for place in SETS[used])
+    method_at, uri_at, host_at = SETS[used]
+    method, uri, host = found[method_at], found[uri_at], found[host_at]
     headers, scheme = scope["headers"], scope.get("scheme", "http")
-    if used == ORIGINAL_URL and uri:
+    if uri and uri_at == _URL:
         uri, scheme, host = _path_of(uri, scheme)
-    if any(host):
+    if host:
         headers = [pair for pair in headers if pair[0] != b"host"]
-        headers += [(b"host", each) for each in host]
+        headers.append((b"host", host))
     if not method or not uri:
         return NO_ORIGINAL
     if len(uri) > MAX_URI:
@@ -140,13 +145,13 @@ def _only_set(found: Sequence[bytes | None]) -> str | None:
     return FORWARDED if forwarded else ORIGINAL
 
 
-def _path_of(url: bytes, scheme: str) -> tuple[bytes, str, list[bytes | None]]:
+def _path_of(url: bytes, scheme: str) -> tuple[bytes, str, bytes | None]:
     """Return the path and the query of a URL, its scheme and its host. `scheme` is that of a URL without one.
 
     The host ends at the first slash: with a `?` in the header Host, a client could otherwise cut off the path.
     """
     before, mark, rest = url.partition(b"://")
     if not mark or b"/" in before:
-        return url, scheme, []
+        return url, scheme, None
     host, slash, path = rest.partition(b"/")
-    return slash + path or b"/", before.decode("latin-1").lower(), [host]
+    return slash + path or b"/", before.decode("latin-1").lower(), host
