@@ -47,7 +47,7 @@ def photograph(text: str, picture: Path, *, key: str, times: int) -> None:
     with browser() as chromium, TemporaryDirectory() as folder:
         file = Path(folder) / "report.html"
         file.write_text(text, "utf-8")
-        opened = chromium.new_page(viewport={"width": 1000, "height": 900}, device_scale_factor=1.5)
+        opened = chromium.new_page(viewport={"width": 1000, "height": 900}, device_scale_factor=1)
         opened.goto(file.as_uri())
         slider = opened.locator("article input").first
         for _ in range(times):

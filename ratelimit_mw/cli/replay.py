@@ -27,7 +27,7 @@ from ratelimit_mw.cli.log_options import (
     require_readable,
     time_of,
 )
-from ratelimit_mw.cli.replayed import as_mapping, say_result
+from ratelimit_mw.cli.replayed import as_mapping, as_markdown, say_result
 from ratelimit_mw.foresight.replay import Options
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.results import DeniedRequest, Result
@@ -75,6 +75,10 @@ def replay(
     denials: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write each denial to a file: .csv or .jsonl.")
     ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the summary of --against as Markdown, for a merge request."),
+    ] = None,
     fail_above: Annotated[
         str | None,
         typer.Option(metavar="PERCENT", help="Exit with 1 if more than this share of requests is denied, such as 1%."),
@@ -93,9 +97,12 @@ def replay(
     """
     limit = None if fail_above is None else _share(fail_above)
     require_one_standard_input(logs)
-    if html is not None and not (html.parent.is_dir() and not html.is_dir()):
-        raise typer.BadParameter(f"{str(html)!r} is not a file in a folder that exists", param_hint="--html")
-    _require_apart({"--html": html, "--denials": denials}, {"log": logs, "rules": [rules, against]})
+    for option, path in (("--html", html), ("--markdown", markdown)):
+        if path is not None and not (path.parent.is_dir() and not path.is_dir()):
+            raise typer.BadParameter(f"{str(path)!r} is not a file in a folder that exists", param_hint=option)
+    _require_apart(
+        {"--html": html, "--markdown": markdown, "--denials": denials}, {"log": logs, "rules": [rules, against]}
+    )
     with _denials_to(denials, rule) as on_denial, errors_shown(), progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
@@ -125,6 +132,9 @@ def replay(
 
         with _writing(html):
             html.write_text(page(result, logs, most=most, rule=rule), "utf-8")
+    if markdown is not None:
+        with _writing(markdown):
+            markdown.write_text(as_markdown(result, most), "utf-8")
     _conclude(result, limit, rule, lenient=lenient, count_shadow=count_shadow)
 
 

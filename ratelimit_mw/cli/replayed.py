@@ -7,7 +7,7 @@ from typing import Any
 
 from ratelimit_mw.cli.common import bars, say, say_table
 from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Difference, Heaviest, Result, RuleResult
-from ratelimit_mw.foresight.wording import notes, printable, sentence, share, spelled, utc
+from ratelimit_mw.foresight.wording import CAVEAT, notes, printable, sentence, share, spelled, utc
 
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
 """The minutes of each unit of `--by`."""
@@ -43,7 +43,7 @@ def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule:
     if clients:
         say("\nmost limited clients")
         _say_clients(clients)
-    _say_what_if(result)
+    _say_what_if(result, most)
     if result.difference is not None:
         _say_difference(result.difference, most)
     gaps = [gap.text for gap in result.gaps if rule is None or gap.rule in ("", rule)]
@@ -107,7 +107,10 @@ def _say_clients(clients: Sequence[DeniedClient]) -> None:
     say_table(("client", "rule", ">denied", "first denial", "last denial"), rows)
 
 
-def _say_what_if(result: Result) -> None:
+_HIT = ("client", ">peak", ">requests", "paths", "statuses", "user agent", "like a")
+
+
+def _say_what_if(result: Result, most: int) -> None:
     by_denials = sorted(result.curves, key=lambda curve: -curve.denied[curve.in_force])
     for curve in by_denials[:_MOST_CURVES]:
         how = f"replayed, because {curve.why_replayed}" if curve.why_replayed else "exact"
@@ -125,6 +128,12 @@ def _say_what_if(result: Result) -> None:
             for place in places
         ]
         say_table((">limit", ">denied", ">of requests", ">limited", ">of clients"), rows)
+        hit = [each for each in curve.hit if each.last >= curve.in_force][:most]
+        if hit:
+            say(f"\nclients that {printable(name)} limits")
+            say_table(
+                _HIT, [(each.client, *map(str, each[2:4]), *each[4:7], f"{each.kind}: {each.reason}") for each in hit]
+            )
     further = len(by_denials) - _MOST_CURVES
     if further > 0:
         several = "limits have" if further > 1 else "limit has"
@@ -166,6 +175,34 @@ def _say_difference(difference: Difference, most: int) -> None:
         say(f"  newly {word}: {requests} of {of}")
         for client, seen in clients.most(most):
             say(f"    {printable(client)}: {spelled(seen.at_least, at_least=seen.error > 0)}")
+
+
+def as_markdown(result: Result, most: int) -> str:
+    """Return the summary of a replay in Markdown, as for a merge request. What clients wrote is text there.
+
+    Args:
+        result: The result.
+        most: The most clients to name of each change.
+    """
+    lines = ["### Replay of the rules on a log", "", sentence(result)]
+    kinds = {each.client: f"{each.kind}: {each.reason}" for curve in result.curves for each in curve.hit}
+    for word, number, clients in _changes(result.difference) if result.difference is not None else ():
+        held, requests = spelled(len(clients), at_least=clients.full), f"{number:,} request{'s' * (number != 1)}"
+        lines += ["", f"**newly {word}: {held} client{'s' * (len(clients) != 1)}**, {requests}"]
+        if number:
+            lines += ["", "| client | requests | like a |", "|---|---:|---|"]
+        for client, seen in clients.most(most):
+            cells = client, spelled(seen.at_least, at_least=seen.error > 0), kinds.get(client, "")
+            lines.append(f"| {' | '.join(_inert(printable(cell)) for cell in cells)} |")
+        if len(clients) > most:
+            lines += ["", f"and {len(clients) - most:,} more clients"]
+    lines += ["", *(f"- {_inert(printable(gap.text))}" for gap in result.gaps), "", CAVEAT, ""]
+    return "\n".join(lines)
+
+
+def _inert(text: str) -> str:
+    """Return a text in which Markdown sees neither markup nor a link."""
+    return "".join(each if each.isalnum() or each in " .,-=≥%" else f"&#{ord(each)};" for each in text)
 
 
 def _changes(difference: Difference) -> list[tuple[str, int, Heaviest[str]]]:

@@ -79,7 +79,7 @@ class Facts(NamedTuple):
 
     Attributes:
         requests: The requests that the rule was asked for.
-        paths: The paths that it requests most, with their numbers, and so on.
+        paths: The paths that it requests most, with their numbers. If none is frequent, its folders, as "/blog/*".
         statuses: The statuses that it gets most.
         agents: The families of its user agents.
         parts: The share of its requests for images, styles and scripts.
@@ -144,14 +144,15 @@ def judge(facts: Facts, having: Having) -> tuple[Kind, str]:
     """Return what a client is like, and why. See `client_of` for the arguments."""
     number = facts.requests
     agent, most = facts.agents[0]
-    _, on_path = facts.paths[0]
+    path, on_path = facts.paths[0]
+    alike = 0 if path.endswith("*") else on_path
     status, with_status = facts.statuses[0]
     browsers = [name for name, _ in facts.agents if name in _BROWSERS]
     if agent.endswith("/") and most >= number / 2:
         return "program", f"its user agent says {agent.rstrip('/')}"
     if number < LEAST:
         return "unclear", f"{number} request{'s tell' if number != 1 else ' tells'} too little"
-    if 400 <= status < 500 and min(with_status, on_path) >= 0.9 * number:
+    if 400 <= status < 500 and min(with_status, alike) >= 0.9 * number:
         return "program", f"it asks for one path again and again, and gets {status}"
     if facts.period:
         return "program", f"a request every {spell_period(round(facts.period / SECOND) * SECOND).removeprefix('1 ')}"
@@ -159,17 +160,10 @@ def judge(facts: Facts, having: Having) -> tuple[Kind, str]:
         return "program", "no user agent, which every browser has"
     if len(browsers) >= _SEVERAL:
         return "unclear", f"{len(browsers)} browsers behind one address, as in an office"
-    if on_path >= 0.95 * number:
-        return (
-            ("unclear", "one path only: a page that asks by itself, or a program")
-            if browsers
-            else (
-                "program",
-                "one path only, and no browser",
-            )
-        )
+    if alike >= 0.95 * number:
+        return "unclear", "one path only: a page that asks by itself, or a program"
     if browsers and facts.parts >= 0.1:
-        return "person", "a browser that loads images, styles and scripts with its pages"
+        return "person", "a browser that loads images, styles and scripts, too"
     if browsers and having.parts and facts.parts < 0.01:
         return "program", f"it says {agent}, but loads no images, styles or scripts"
     return "unclear", "nothing tells them apart here"
@@ -207,5 +201,7 @@ _SEVERAL = 3
 
 def _shares(counted: Sequence[tuple[str, int]], number: int) -> str:
     """Return what is most frequent with its share, as "/a 80 %, /b 20 %"."""
-    shares = [(text, 100 * many // max(number, 1)) for text, many in counted]
-    return ", ".join(f"{text} {share} %" if share < 100 else text for text, share in shares)
+    shares = [(text, round(100 * many / max(number, 1))) for text, many in counted]
+    if len(shares) == 1 and shares[0][1] == 100:
+        return shares[0][0]
+    return ", ".join(f"{text} {share or '<1'} %" for text, share in shares)

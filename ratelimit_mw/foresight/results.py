@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -378,3 +378,43 @@ class Result:
     def unasked(self) -> bool:
         """True if no rule was asked."""
         return not any(rule.asked for rule in self.outcome.rules.values())
+
+
+DAY = 1440
+STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, DAY, 2 * DAY, 7 * DAY, 28 * DAY)
+"""Round spans of time, in minutes."""
+
+_MOST_BARS = 88
+
+
+class Bars(NamedTuple):
+    """The spans of time that share a bar, in minutes since the epoch.
+
+    Attributes:
+        begin: The beginning of the first one.
+        minutes: The length of each.
+        number: How many there are.
+    """
+
+    begin: int
+    minutes: int
+    number: int
+
+    def heights(self, minutes: Mapping[int, int]) -> list[int]:
+        """Return the sum of the counts in each span."""
+        found = [0] * self.number
+        for minute, count in minutes.items():
+            found[(minute - self.begin) // self.minutes] += count
+        return found
+
+
+def bars_of(first: int, last: int) -> Bars:
+    """Return the spans of time for bars from the first to the last minute: few, of a round length."""
+
+    def number(step: int) -> int:
+        return last // step - first // step + 1
+
+    step = next((step for step in STEPS if number(step) <= _MOST_BARS), 0)
+    if not step:
+        step = DAY * -(-(last - first + 1) // (DAY * (_MOST_BARS - 1)))
+    return Bars(first // step * step, step, number(step))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from ratelimit_mw.foresight.clients import Client
 from ratelimit_mw.foresight.results import Curve
 from tests.foresight.test_replay import line, replayed
 
@@ -47,5 +48,20 @@ def curve(rule="everything", limits=None, windows=None, **words):
         "requests": sum(windows),
         "all_clients": len(windows),
         "peaks": tuple(sorted(Counter(windows).items())),
+        "hit": tuple(
+            Client(
+                f"ip=192.0.2.{place}" if place else f"user={HOSTILE}",
+                sum(limit < windows[-1 - place] for limit in limits) - 1,
+                windows[-1 - place],
+                windows[-1 - place],
+                f"/{HOSTILE} 90 %",
+                "200",
+                HOSTILE,
+                "program",
+                "its user agent says curl",
+            )
+            for place in range(min(30, len(windows)))
+            if limits[0] < windows[-1 - place]
+        ),
     }
     return Curve(**(found | words))

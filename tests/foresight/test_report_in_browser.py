@@ -71,6 +71,30 @@ def test_the_slider_says_the_numbers_of_each_limit(show, result):
     assert slider.input_value() == str(held.in_force)
 
 
+def test_the_slider_names_the_clients_that_enter_and_leave(show, result):
+    page, (held, _) = show(), result.curves
+    article = page.locator("article").first
+    slider, file = article.locator("input"), held.in_force
+
+    def shown():
+        rows = article.locator("[data-last]").all()
+        (caption,) = [text.inner_text() for text in article.locator("[data-state]").all() if text.is_visible()]
+        return caption.split()[2:4], [row.locator("td").first.inner_text() for row in rows if row.is_visible()]
+
+    def expected(low, high):
+        return [each.client[:60] for each in held.hit if low <= each.last < high]
+
+    assert [each[:60] for each in shown()[1]] == expected(file, 99)
+    slider.focus()
+    slider.press("ArrowLeft")
+    slider.press("ArrowLeft")
+    assert (shown()[0], [each[:60] for each in shown()[1]]) == (["limited", "at"], expected(file - 2, file))
+    slider.press("End")
+    assert [each[:60] for each in shown()[1]] == expected(file, len(held.limits) - 1)
+    article.get_by_role("button").click()
+    assert [each[:60] for each in shown()[1]] == expected(file, 99)
+
+
 def test_the_mark_stands_on_the_curve_at_each_limit(show, result):
     page = show()
     article = page.locator("article").nth(1)
@@ -159,7 +183,7 @@ def test_what_a_client_wrote_is_inert(show):
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 1
     assert page.locator("section b").count() == 2 * len(page.locator(".answer").all()) + 2  # only those of the answers
-    assert page.locator(".client", has_text="<script>window.hacked=1</script>").count() == 1
+    assert page.locator("h2 + .scroll .client", has_text="<script>window.hacked=1</script>").count() == 1
 
 
 def test_the_policy_blocks_what_would_be_inserted_into_the_page(chromium, result, tmp_path):

@@ -10,10 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import PurePath
 
+from ratelimit_mw.foresight.clients import fair
 from ratelimit_mw.foresight.report import svg
 from ratelimit_mw.foresight.report.markup import Markup, cut, element, joined
-from ratelimit_mw.foresight.report.svg import bars_of
-from ratelimit_mw.foresight.results import MINUTE, Curve, Difference, Heaviest, Result, RuleResult, RulesOutcome
+from ratelimit_mw.foresight.results import (
+    MINUTE,
+    Curve,
+    Difference,
+    Heaviest,
+    Result,
+    RuleResult,
+    RulesOutcome,
+    bars_of,
+)
 from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
 from ratelimit_mw.units import spell_period
 
@@ -21,10 +30,18 @@ MOST_CHARTS = 5
 """The most rules whose denials are shown over time, and the most limits with a curve: those that deny most."""
 MOST_ROWS = 50
 """The most rows of a table."""
+_LARGEST = 290_000
+"""The bytes that a page with clients below its curves does not exceed."""
+_ROOM = 100_000
+"""The most bytes of the clients below all curves."""
 MOST_ITEMS = 20
 """The most items of a list."""
 
 _LONGEST_ITEM = 300
+_LONGEST_PATHS = 100
+_LONGEST_CELL = 40
+_MARKUP_OF_ROW, _MARKUP_OF_TABLE = 120, 1000
+"""The bytes of a row of a table, and of a table of clients, without the text of its cells."""
 _LONGEST_NAME = 120
 """The most characters of the name of a client, which may have many escapes."""
 
@@ -47,18 +64,24 @@ def page(result: Result, logs: Sequence[str], *, most: int = 10, rule: str | Non
     most = min(most, MOST_ROWS)
     rules = [each for each in result.outcome.rules.values() if rule in (None, each.name)]
     curves = [each for each in result.curves if rule in (None, each.rule)]
-    main = element(
-        "main",
+    before = (
         _head(result, logs),
         _rules(result.outcome, rules),
         _denials(result, rules),
         _clients(result.outcome, most, rule),
-        _what_if(curves, result.without_curve),
+    )
+    after = (
         _difference(result.difference, most) if result.difference is not None else None,
         _gaps([gap.text for gap in result.gaps if rule is None or gap.rule in ("", rule)]),
         _method(result),
     )
-    return _document(f"Replay of {_names(logs)}", main)
+    title = f"Replay of {_names(logs)}"
+
+    def whole(room: int) -> str:
+        return _document(title, element("main", *before, _what_if(curves, result.without_curve, room), *after))
+
+    left = _LARGEST - len(whole(0).encode())
+    return whole(max(min(left, _ROOM), 0)) if any(curve.hit for curve in curves) else whole(0)
 
 
 def _document(title: str, main: Markup) -> str:
@@ -175,7 +198,7 @@ def _clients(outcome: RulesOutcome, most: int, rule: str | None) -> Markup | Non
     return _section("Most limited clients", _table(columns, rows))
 
 
-def _what_if(curves: Sequence[Curve], without: Sequence[str]) -> Markup | None:
+def _what_if(curves: Sequence[Curve], without: Sequence[str], room: int) -> Markup | None:
     if not curves and not without:
         return None
     by_denials = sorted(range(len(curves)), key=lambda place: -curves[place].denied[curves[place].in_force])
@@ -189,13 +212,53 @@ def _what_if(curves: Sequence[Curve], without: Sequence[str]) -> Markup | None:
         )
         if shown
         else None,
-        *map(_curve, shown),
+        *(_curve(curve, room // len(shown)) for curve in shown),
         _more(len(curves) - len(shown), "limits (use --rule to see one rule)"),
         _items(without),
     )
 
 
-def _curve(curve: Curve) -> Markup:
+_STATES = {
+    "file": "Who is limited by the limit in the file, the busiest first",
+    "lower": "Who is limited at this limit, and not by the one in the file",
+    "higher": "Who is no longer limited at this limit, but by the one in the file",
+}
+"""What the clients below a curve are, by the place of the slider."""
+
+
+def _hit(curve: Curve, room: int) -> Markup | None:
+    """Return the clients that the limits hit. Those of the limit in the file are shown; the script shows others."""
+    if not (curve.hit and room):
+        return None
+    cells = {
+        each: (
+            _client(each.client),
+            f"{each.peak:,}",
+            f"{curve.limits[each.last]:,}",
+            f"{each.requests:,}",
+            joined(element("span", each.kind, class_=each.kind), f": {each.reason}"),
+            joined(cut(each.agent, _LONGEST_CELL), f"; {each.statuses}"),
+            element("span", cut(each.paths, _LONGEST_PATHS), class_="client"),
+        )
+        for each in curve.hit
+    }
+    room = max(room - _MARKUP_OF_TABLE, 0)
+    most = room * len(cells) // sum(_MARKUP_OF_ROW + len("".join(row).encode()) for row in cells.values())
+    clients = fair(curve.hit, lambda client: client.last, most)
+    rows = [cells[each] for each in clients]
+    columns = ("client", ">peak", ">denied up to", ">requests", "like a", "user agent; statuses", "paths")
+    shown = [each.last if each.last >= curve.in_force else -1 - each.last for each in clients]
+    captions = (
+        element("p", text, class_="hits", data_state=state, hidden=state != "file") for state, text in _STATES.items()
+    )
+    note = (
+        f"At most {MOST_ROWS} clients. The peak is the number of requests in the busiest window. What a client is like "
+        "is a guess, for the reason beside it."
+    )
+    return element("div", *captions, _table(columns, rows, hits=shown), _note(note), data_hits=True)
+
+
+def _curve(curve: Curve, room: int) -> Markup:
     unit = svg.unit_of(curve)
     rows = [
         (
@@ -248,6 +311,7 @@ def _curve(curve: Curve) -> Markup:
         element("div", slider, button, class_="controls", hidden=True),
         _chart(lambda width: svg.what_if(curve, width)),
         _note(method),
+        _hit(curve, room),
         element("details", element("summary", "All limits as a table"), _table(columns, rows, current=curve.in_force)),
         data_curve=curve.in_force,
     )
@@ -303,8 +367,21 @@ def _chart(draw: Callable[[int], Markup]) -> Markup:
     return element("figure", *(element("div", draw(width), class_=kind) for kind, width in WIDTHS.items()))
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], current: int | None = None) -> Markup:
-    """Return a table. A column whose name begins with > is aligned to the right. `current` is the row to mark."""
+def _table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    current: int | None = None,
+    hits: Sequence[int] | None = None,
+) -> Markup:
+    """Return a table.
+
+    Args:
+        columns: The names of the columns. One whose name begins with > is aligned to the right.
+        rows: The cells of each row.
+        current: The row to mark.
+        hits: For a table of clients, the index of the last limit that hits each. -1 minus this if the row is hidden.
+    """
     right = ["n" if column.startswith(">") else None for column in columns]
     head = (
         element("th", column.lstrip(">"), scope="col", class_=kind) for column, kind in zip(columns, right, strict=True)
@@ -314,6 +391,8 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]], current: in
             "tr",
             *(element("td", cell, class_=kind) for cell, kind in zip(row, right, strict=True)),
             aria_current="true" if number == current else None,
+            data_last=None if hits is None else max(hits[number], -1 - hits[number]),
+            hidden=hits is not None and hits[number] < 0,
         )
         for number, row in enumerate(rows)
     )

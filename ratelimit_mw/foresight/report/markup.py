@@ -3,6 +3,7 @@
 A text becomes part of a page only through `element`, which escapes it. Only a `Markup` is inserted as it is.
 """
 
+from collections.abc import Sequence
 from html import escape
 
 from ratelimit_mw.foresight.wording import printable
@@ -56,3 +57,31 @@ def _attribute(key: str, value: object) -> str:
         return name
     text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
     return f'{name}="{escape(printable(text))}"'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    """Return a line. `kind` is its class, as for all shapes."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
+
+
+def polyline(points: Sequence[tuple[float, float]], kind: str) -> Markup:
+    """Return a line through points, which the script of the report reads."""
+    return element(
+        "polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=f"curve {kind}", data_line=True
+    )
+
+
+def circle(x: float, y: float, radius: float, kind: str, **attributes: object) -> Markup:
+    """Return a circle."""
+    return element("circle", cx=x, cy=y, r=radius, class_=kind, **attributes)
+
+
+def text(x: float, y: float, text: str, kind: str, **attributes: object) -> Markup:
+    """Return a text at a place."""
+    return element("text", text, x=x, y=y, class_=kind, **attributes)
+
+
+def svg(width: int, height: float, name: str, shapes: Sequence[Markup]) -> Markup:
+    """Return a drawing with its shapes. `name` is read out in its place."""
+    size = {"viewBox": f"0 0 {width} {height:.0f}", "width": width, "height": round(height)}
+    return element("svg", joined(*shapes), role="img", aria_label=name, **size)

@@ -2,7 +2,7 @@
 // Each curve has a table of its limits. The slider chooses a row: its cells fill the sentence, and the points of the
 // chart's lines say where the mark belongs. The script computes no number.
 for (const article of document.querySelectorAll("[data-curve]")) {
-  const rows = article.querySelector("tbody").rows;
+  const rows = article.querySelector("details tbody").rows;
   const answer = article.querySelector(".answer");
   const controls = article.querySelector(".controls");
   const slider = controls.querySelector("input");
@@ -14,7 +14,23 @@ for (const article of document.querySelectorAll("[data-curve]")) {
       slot.textContent = cells[slot.dataset.cell].textContent;
     }
     slider.setAttribute("aria-valuetext", answer.textContent);
+    name(place);
     for (const chart of article.querySelectorAll("svg")) move(chart, place);
+  };
+
+  // A row has the last limit that hits its client. The rows begin with the clients that the highest limits hit.
+  const hits = article.querySelector("[data-hits]");
+  const file = Number(article.dataset.curve);
+  const name = (place) => {
+    if (!hits) return;
+    const state = place < file ? "lower" : place > file ? "higher" : "file";
+    const [from, to] = [Math.min(place, file), place === file ? Infinity : Math.max(place, file)];
+    const all = [...hits.querySelectorAll("[data-last]")];
+    const chosen = all.filter((row) => row.dataset.last >= from && row.dataset.last < to);
+    const shown = new Set(state === "lower" ? chosen.slice(-50) : chosen.slice(0, 50));
+    for (const row of all) row.hidden = !shown.has(row);
+    for (const text of hits.querySelectorAll("[data-state]")) text.hidden = text.dataset.state !== state;
+    hits.querySelector(".scroll").hidden = !shown.size;
   };
 
   const move = (chart, place) => {

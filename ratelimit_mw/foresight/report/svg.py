@@ -6,12 +6,12 @@ width in pixels and is shown without scaling, so that its text has the same size
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ratelimit_mw.foresight.report.markup import Markup, cut, element, joined
-from ratelimit_mw.foresight.results import Curve
+from ratelimit_mw.foresight.report.markup import Markup, circle, cut, element, line, polyline, svg, text
+from ratelimit_mw.foresight.results import DAY, STEPS, Bars, Curve
 
 _CHARACTER = 6.6
 """The width of a character of an axis, in pixels, rounded up."""
@@ -73,46 +73,6 @@ def _log_ticks(low: float, high: float, most: int) -> list[float]:
 # ------------------------------------------------------------------------------------- denials over time
 
 
-DAY = 1440
-STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, DAY, 2 * DAY, 7 * DAY, 28 * DAY)
-"""Round spans of time, in minutes."""
-
-_MOST_BARS = 88
-
-
-class Bars(NamedTuple):
-    """The spans of time that share a bar, in minutes since the epoch.
-
-    Attributes:
-        begin: The beginning of the first one.
-        minutes: The length of each.
-        number: How many there are.
-    """
-
-    begin: int
-    minutes: int
-    number: int
-
-    def heights(self, minutes: Mapping[int, int]) -> list[int]:
-        """Return the sum of the counts in each span."""
-        found = [0] * self.number
-        for minute, count in minutes.items():
-            found[(minute - self.begin) // self.minutes] += count
-        return found
-
-
-def bars_of(first: int, last: int) -> Bars:
-    """Return the spans of time for bars from the first to the last minute: few, of a round length."""
-
-    def number(step: int) -> int:
-        return last // step - first // step + 1
-
-    step = next((step for step in STEPS if number(step) <= _MOST_BARS), 0)
-    if not step:
-        step = DAY * -(-(last - first + 1) // (DAY * (_MOST_BARS - 1)))
-    return Bars(first // step * step, step, number(step))
-
-
 class Bar(NamedTuple):
     """A bar, by the places of its edges, and what it says where the pointer is on it."""
 
@@ -149,9 +109,9 @@ def denials(panels: Sequence[Panel], bars: Bars, width: int) -> Markup:
         scale = Scale(0, _ceiling(max(panel.heights)), base, base - 46)
         shift = 16 if panel.shadow else 0
         if shift:
-            shapes.append(_circle(left + 5, base - 60.5, 4, "shadow"))
+            shapes.append(circle(left + 5, base - 60.5, 4, "shadow"))
         title = cut(panel.title, int((width - left - shift) / 7.5))
-        shapes.append(_text(left + shift, base - 56, title, "title"))
+        shapes.append(text(left + shift, base - 56, title, "title"))
         shapes += _grid(scale, scale.ticks(2), left, width - _RIGHT, _plain)
         begins = ((bars.begin + bars.minutes * number, count) for number, count in enumerate(panel.heights) if count)
         rows = (
@@ -159,10 +119,10 @@ def denials(panels: Sequence[Panel], bars: Bars, width: int) -> Markup:
             for begin, count in begins
         )
         shapes.append(_bars(rows, base, "shadow" if panel.shadow else "bar"))
-        shapes.append(_line(left, base, width - _RIGHT, base, "axis"))
+        shapes.append(line(left, base, width - _RIGHT, base, "axis"))
     shapes += _time_axis(time, bottom)
     name = "Denials over time: " + "; ".join(f"{panel.title} {sum(panel.heights):,}" for panel in panels)
-    return _svg(width, bottom + 22, name, shapes)
+    return svg(width, bottom + 22, name, shapes)
 
 
 def _time_axis(time: Scale, top: float) -> Iterator[Markup]:
@@ -173,8 +133,8 @@ def _time_axis(time: Scale, top: float) -> Iterator[Markup]:
     for minute in range(-(-int(time.low) // step) * step, int(time.high) + 1, step):
         moment = datetime.fromtimestamp(minute * 60, UTC)
         date = f"{moment:%b %Y}" if years else f"{moment.day} {moment:%b}"
-        yield _line(time.at(minute), top - 8, time.at(minute), top - 4, "axis")
-        yield _text(time.at(minute), top + 14, f"{moment:%H:%M}" if minute % DAY else date, "middle")
+        yield line(time.at(minute), top - 8, time.at(minute), top - 4, "axis")
+        yield text(time.at(minute), top + 14, f"{moment:%H:%M}" if minute % DAY else date, "middle")
 
 
 def _when(minute: int) -> str:
@@ -208,40 +168,40 @@ def what_if(curve: Curve, width: int) -> Markup:
     ):
         shares = [100 * count / max(every, 1) for count in counts]
         scale = _with_zero(min([share for share in shares if share] or [1]), 100, top + 96, top)
-        above.append(_text(left, top - 10, f"share of {title}", "title"))
+        above.append(text(left, top - 10, f"share of {title}", "title"))
         shapes += _grid(scale, [0, *scale.ticks(4)], left, right, _percent)
-        shapes.append(_line(left, scale.begin, right, scale.begin, "axis"))
+        shapes.append(line(left, scale.begin, right, scale.begin, "axis"))
         points = [(across.at(number), scale.at(share)) for number, share in zip(curve.limits, shares, strict=True)]
-        shapes.append(_polyline(points, curve.method))
+        shapes.append(polyline(points, curve.method))
         if curve.method == "replayed":
-            shapes += [_circle(x, y, 2.5, "point") for x, y in points]
-        above.append(_circle(*points[curve.in_force], 5, "dot", data_dot=True))
+            shapes += [circle(x, y, 2.5, "point") for x, y in points]
+        above.append(circle(*points[curve.in_force], 5, "dot", data_dot=True))
         top += 140
     if curve.peaks:
         scale = _with_zero(1, max(clients for _, _, clients in spans_of(curve.peaks)) * 1.2, top + 84, top)
-        above.append(_text(left, top - 10, "clients by their busiest window", "title"))
+        above.append(text(left, top - 10, "clients by their busiest window", "title"))
         shapes.append(
             element("rect", x=limit, y=top, width=right - limit, height=84, class_="beyond", data_beyond=right)
         )
         shapes += _grid(scale, [0, *scale.ticks(3)], left, right, _plain)
         shapes.append(_bars(_busiest(curve, across, scale), scale.begin, "bar"))
-        shapes.append(_line(left, scale.begin, right, scale.begin, "axis"))
+        shapes.append(line(left, scale.begin, right, scale.begin, "axis"))
         top += 128
     bottom = top - 44
     for tick in across._replace(low=max(across.low, 1)).ticks(int((right - left) / 46)):
         shapes += [
-            _line(across.at(tick), bottom, across.at(tick), bottom + 4, "axis"),
-            _text(across.at(tick), bottom + 18, _plain(tick), "middle"),
+            line(across.at(tick), bottom, across.at(tick), bottom + 4, "axis"),
+            text(across.at(tick), bottom + 18, _plain(tick), "middle"),
         ]
     shapes += [
-        _text((left + right) / 2, bottom + 36, f"limit, and requests{unit_of(curve)}", "middle"),
-        _line(limit, 24, limit, bottom, "file"),
+        text((left + right) / 2, bottom + 36, f"limit, and requests{unit_of(curve)}", "middle"),
+        line(limit, 24, limit, bottom, "file"),
         element("line", x1=limit, y1=24, x2=limit, y2=bottom, class_="limit", data_limit=True),
-        _text(limit, 18, f"{curve.limit:,}", "middle value", data_value=True),
+        text(limit, 18, f"{curve.limit:,}", "middle value", data_value=True),
         *above,
     ]
     name = f"What {curve.rule} would deny at limits from {curve.limits[0]:,} to {curve.limits[-1]:,}{unit_of(curve)}"
-    return _svg(width, bottom + 42, name, shapes)
+    return svg(width, bottom + 42, name, shapes)
 
 
 def unit_of(curve: Curve) -> str:
@@ -302,8 +262,8 @@ def _grid(
 ) -> Iterator[Markup]:
     for tick in ticks:
         y = scale.at(tick)
-        yield _line(left, y, right, y, "grid")
-        yield _text(left - 6, y + 4, label(tick), "end")
+        yield line(left, y, right, y, "grid")
+        yield text(left - 6, y + 4, label(tick), "end")
 
 
 def _bars(bars: Iterable[Bar], base: float, kind: str) -> Markup:
@@ -315,26 +275,3 @@ def _bars(bars: Iterable[Bar], base: float, kind: str) -> Markup:
         size = {"width": max(right - left - gap, 1.0), "height": base - y}
         shapes.append(element("rect", element("title", hint), x=left + gap / 2, y=y, **size))
     return element("g", *shapes, class_=kind)
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind)
-
-
-def _polyline(points: Sequence[tuple[float, float]], kind: str) -> Markup:
-    return element(
-        "polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=f"curve {kind}", data_line=True
-    )
-
-
-def _circle(x: float, y: float, radius: float, kind: str, **attributes: object) -> Markup:
-    return element("circle", cx=x, cy=y, r=radius, class_=kind, **attributes)
-
-
-def _text(x: float, y: float, text: str, kind: str, **attributes: object) -> Markup:
-    return element("text", text, x=x, y=y, class_=kind, **attributes)
-
-
-def _svg(width: int, height: float, name: str, shapes: Sequence[Markup]) -> Markup:
-    size = {"viewBox": f"0 0 {width} {height:.0f}", "width": width, "height": round(height)}
-    return element("svg", joined(*shapes), role="img", aria_label=name, **size)
