@@ -153,6 +153,10 @@ class Outcome(_Outcome):
     """Why it denies, if it does: a value of `Decision.reason`."""
 
 
+Row = tuple[bool, int, int, int, int]
+"""The fields of an `Outcome`, in an `Outcome` or in a plain tuple, which takes a fifth of the time to make."""
+
+
 class Banned(Outcome):
     """The answer of a counter while a penalty denies the client, even if the counter itself would admit the request."""
 

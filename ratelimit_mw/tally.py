@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from types import MappingProxyType
 
-from ratelimit_mw.model import SECOND, SENT, Charge, Decision, Outcome, Quota, Rule
+from ratelimit_mw.model import SECOND, SENT, Charge, Decision, Outcome, Quota, Row, Rule
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Histogram, HitsSnapshot, RuleSnapshot, Snapshot, Totals
 
@@ -334,13 +334,13 @@ class Tally:
         self.store_up = False
         self.due = _always
 
-    def measured(self, seconds: float, charges: Sequence[Charge], outcomes: Sequence[Outcome]) -> None:
+    def measured(self, seconds: float, charges: Sequence[Charge], rows: Sequence[Row]) -> None:
         """Count the measures of a request.
 
         Args:
             seconds: How long the decision took.
             charges: What the request asked.
-            outcomes: One for each charge.
+            rows: The outcomes, one for each charge.
         """
         if self.due is _always and not self._turn():
             return
@@ -348,10 +348,10 @@ class Tally:
         histogram.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
         histogram.total += seconds
         cells = self._cells
-        for (rule, (_, quota, _, _)), outcome in zip(charges, outcomes, strict=False):
+        for (rule, (_, quota, _, _)), (_, remaining, _, _, _) in zip(charges, rows, strict=False):
             cell = cells.get(rule.label) or self.cell(rule)
             size = quota.shown_size
-            share = (size - outcome[1]) / size if size else 1.0
+            share = (size - remaining) / size if size else 1.0
             histogram = cell.used
             histogram.counts[bisect_left(USED_BOUNDS, share)] += 1
             histogram.total += share

@@ -66,7 +66,7 @@ def plan_of(limiter, **attributes):
 )
 def test_a_plan_knows_how_it_is_executed(rules, one_step):
     with limiter(rules=rules, storage=MemoryStore(clock=ManualClock(START))) as made:
-        assert (plan_of(made).take is not None) == one_step
+        assert plan_of(made).direct == one_step
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, InSteps])

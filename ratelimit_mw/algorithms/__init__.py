@@ -16,7 +16,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Decide
+from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Decide
 from ratelimit_mw.model import OVERDRAFT, SECOND, Outcome, Quota
 
 ALGORITHMS: dict[str, Algorithm] = {}
@@ -140,6 +140,16 @@ def widened(quota: Quota) -> Quota:
 def with_overdraft(quota: Quota) -> Quota:
     """Return the quota for a cost that is known only after the fact. See `Quota.overdraft`."""
     return replace(quota, overdraft=True)
+
+
+def admitting(quota: Quota, cost: int) -> Admit:
+    """Return the function that decides on most requests of this cost. See `Admit`."""
+    make = ALGORITHMS[quota.algorithm].admitting
+    return _never if make is None or quota.overdraft or not (quota.limit and cost) else make(quota, cost)
+
+
+def _never(_state: bytes, _now: int) -> None:
+    """The `Admit` of what `decide` alone decides."""
 
 
 def _overdrawing(decide: Decide) -> Decide:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ratelimit_mw.model import Outcome, Quota
+from ratelimit_mw.model import Outcome, Quota, Row
 
 Decide = Callable[[bytes, Quota, int, int], tuple[Outcome, bytes | None]]
 """Decides about one request: (state, quota, cost, now) → (outcome, state to store).
@@ -20,6 +20,15 @@ store may drop a state when `Outcome.reset_after` has passed since it was writte
 A cost of 0 charges nothing. It is denied by a limit of 0 and by a counter in debt, whose charges exceed its limit. A
 counter that is exactly full is not in debt.
 """
+
+Admit = Callable[[bytes, int], tuple[Row, bytes] | None]
+"""Does what `Decide` does, for one quota and one cost: (state, now) → (fields of the outcome, state to store).
+
+It admits a request at once, or returns None. `Decide` is then asked.
+"""
+
+Admitting = Callable[[Quota, int], Admit]
+"""Makes the `Admit` of a quota with a limit, and of a cost above 0. Most requests are decided by it."""
 
 Refund = Callable[[bytes, Quota, int, int, int], bytes | None]
 """Gives a charge back: (state, quota, cost, charged_at, now) → state to store.
@@ -96,6 +105,7 @@ class Algorithm:
         code: The name of the algorithm in the keys of its counters. It must be unique and must never change.
         decide: Decides about a request. See `Decide`.
         refund: Gives a charge back. See `Refund`.
+        admitting: See `Admitting`. None: every request is decided by `decide`.
         requires: Other algorithms whose Lua functions the Lua of this one calls.
         count_denial: See `CountDenial`. It is the algorithm of penalties, which rules cannot name.
         numbers: Another way to make the numbers that its functions in Lua get. See `in_lua`.
@@ -119,6 +129,7 @@ class Algorithm:
     code: str
     decide: Decide
     refund: Refund
+    admitting: Admitting | None = None
     requires: tuple[str, ...] = ()
     count_denial: CountDenial | None = None
     numbers: Callable[[Quota], tuple[int, int, int, int]] | None = None

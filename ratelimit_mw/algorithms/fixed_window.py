@@ -6,8 +6,8 @@ windows.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Counting
-from ratelimit_mw.model import NEVER, Outcome, Quota
+from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Counting
+from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QI")
 _SIZE = _STATE.size
@@ -40,6 +40,26 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     return tuple.__new__(Outcome, (allowed, left, reset_after, retry_after, 0)), state_after
 
 
+def admitting(quota: Quota, cost: int) -> Admit:
+    """Compile `decide` for requests that are admitted at once. See `Admitting`."""
+    period, limit = quota.period, quota.limit
+    pack, unpack = _STATE.pack, _STATE.unpack
+
+    def admit(state: bytes, now: int) -> tuple[Row, bytes] | None:
+        window, count = now // period, cost
+        if len(state) == _SIZE:
+            stored_window, stored_count = unpack(state)
+            if stored_window == window:
+                count += stored_count
+            elif stored_window > window:  # the clock stepped back
+                return None
+        if count > limit:
+            return None
+        return (True, limit - count, period - now % period, 0, 0), pack(window, count)
+
+    return admit
+
+
 def refund(state: bytes, quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
     """Lower the count if its window is still the one that was charged. See `Refund`."""
     if len(state) != _SIZE:
@@ -54,6 +74,7 @@ ALGORITHM = Algorithm(
     code="fw",
     decide=decide,
     refund=refund,
+    admitting=admitting,
     no_lease="",
     no_write_back="",
     windows=1,

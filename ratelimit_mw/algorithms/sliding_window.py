@@ -7,8 +7,8 @@ and one period long.
 from collections.abc import Sequence
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Counting, Numbers
-from ratelimit_mw.model import NEVER, Outcome, Quota
+from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Counting, Numbers
+from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QII")
 _SIZE = _STATE.size
@@ -47,6 +47,34 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     retry_after = 0 if allowed else _wait(previous, current, limit - cost, period, rest) if limit else NEVER
     reset_after = rest + period if current else rest if previous else 0
     return tuple.__new__(Outcome, (allowed, left, reset_after, retry_after, 0)), state_after
+
+
+def admitting(quota: Quota, cost: int) -> Admit:
+    """Compile `decide` for requests that are admitted at once. See `Admitting`."""
+    period, limit = quota.period, quota.limit
+    pack, unpack = _STATE.pack, _STATE.unpack
+
+    def admit(state: bytes, now: int) -> tuple[Row, bytes] | None:
+        window = now // period
+        rest = period - now % period
+        previous, current = 0, cost
+        if len(state) == _SIZE:
+            stored_window, stored_previous, stored_current = unpack(state)
+            if stored_window == window:
+                previous = stored_previous
+                current += stored_current
+            elif stored_window == window - 1:
+                previous = stored_current
+            elif stored_window > window:  # the clock stepped back
+                return None
+        left = limit - current
+        if previous:
+            left -= -(-previous * rest // period)
+        if left < 0:
+            return None
+        return (True, left, rest + period, 0, 0), pack(window, previous, current)
+
+    return admit
 
 
 def _wait(previous: int, current: int, room: int, period: int, rest: int) -> int:
@@ -91,6 +119,7 @@ ALGORITHM = Algorithm(
     code="sw",
     decide=decide,
     refund=refund,
+    admitting=admitting,
     no_lease="",
     no_write_back="",
     refunds_later=True,

@@ -13,8 +13,8 @@ With `max_wait`, a request may take tokens that are not refilled yet. It then wa
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Refilling
-from ratelimit_mw.model import NEVER, Outcome, Quota
+from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Refilling
+from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QQ")
 _SIZE = _STATE.size
@@ -56,6 +56,27 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     return tuple.__new__(Outcome, (allowed, remaining, missing, retry_after, delay)), state_after
 
 
+def admitting(quota: Quota, cost: int) -> Admit:
+    """Compile `decide` for requests that are admitted at once. See `Admitting`."""
+    interval = -(-quota.period // quota.limit)
+    capacity, needed = quota.burst * interval, cost * interval
+    pack, unpack = _STATE.pack, _STATE.unpack
+
+    def admit(state: bytes, now: int) -> tuple[Row, bytes] | None:
+        missing = needed
+        if len(state) == _SIZE:
+            full, written = unpack(state)
+            if written > now:  # the clock stepped back
+                return None
+            if full > now:
+                missing += full - now
+        if missing > capacity:
+            return None
+        return (True, (capacity - missing) // interval, missing, 0, 0), pack(now + missing, now)
+
+    return admit
+
+
 def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:
     """Put `cost` tokens back, unless the bucket is full. See `Refund`.
 
@@ -74,6 +95,7 @@ ALGORITHM = Algorithm(
     code="tb",
     decide=decide,
     refund=refund,
+    admitting=admitting,
     also_called=("gcra",),
     has_burst=True,
     can_wait=True,

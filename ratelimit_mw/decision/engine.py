@@ -29,7 +29,7 @@ from ratelimit_mw.model import SECOND, Charge, Reply
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, adrive, drive
+from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, Taker, adrive, drive
 from ratelimit_mw.tally import DENIED, Passes
 
 _new = object.__new__
@@ -71,7 +71,7 @@ class Engine:
         self.on_denial: Callable[[Verdict, int, str, bool], None] | None = None
         """Is called with each denial on the path of the request: the verdict, the index of the counter that denies (-1
         for none), the reason, and whether a shadow rule would have denied it. None if no code needs it."""
-        self.planner = Planner(storage, self._would_shed, clock)
+        self.planner = Planner(self._would_shed, clock)
         self.settlement = Settlement(storage)
         self.tally = storage.tally
         self.tally.shed = self.planner.shedder.counts
@@ -149,20 +149,19 @@ class Engine:
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
         """
-        if plan.take is None or not commit:
+        take = (plan.take or self._taker(plan)) if plan.direct and commit else None
+        if take is None:
             return drive(self.storage.store, self._steps(plan, rules, commit))
         started = perf_counter() if self.tally.due() else 0.0
         try:
-            reply = plan.take()
+            reply = take()
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        if plan.plain and not started and (verdict := self._admitted(plan, reply)) is not None:
-            return verdict
-        return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply[2] is not None)
+        return self._concluded(plan, reply, started)
 
     async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
-        if plan.take is None or not commit:
+        if not plan.direct or not commit:
             return await adrive(self.storage.store, self._steps(plan, rules, commit))
         if not self.waits:
             return self.execute(plan, rules)
@@ -171,33 +170,41 @@ class Engine:
             reply = await self.storage.store.reply_to((plan.asks, DECIDE))
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        if plan.plain and not started and (verdict := self._admitted(plan, reply)) is not None:
-            return verdict
-        return self._counted(plan, Verdict(plan.charges, reply), started, certain=reply.only is not None)
+        return self._concluded(plan, reply, started)
 
-    def _admitted(self, plan: Plan, reply: Taken) -> Verdict | None:
-        """The verdict on a plain plan, if all of its counters admit at once. It is counted. None if one does not.
+    def _taker(self, plan: Plan) -> Taker | None:
+        """What executes a direct plan in one step. None if the store does not offer it."""
+        plan.take = self.storage.store.taker(plan.asks)
+        plan.direct = plan.take is not None
+        return plan.take
 
-        This is what `Verdict` and `_counted` do, for most requests in less time. It sets only what differs from the
-        defaults of the class.
+    def _concluded(self, plan: Plan, reply: Taken, started: float) -> Verdict:
+        """The verdict on a plan that was executed in one step. It is counted.
+
+        If all counters of a plain plan admit at once, this does what `Verdict` and `_counted` do in less time. It sets
+        only what differs from the defaults of the class. For the arguments see `_counted`.
         """
-        now, outcomes, _ = reply
-        binding = 0
-        if len(outcomes) == 1:
-            ((allowed, _, _, _, delay),) = outcomes
-            if not allowed or delay:
-                return None
-        else:
+        now, rows, only = reply
+        binding, plain = 0, plan.plain
+        if plain and len(rows) == 1:
+            ((allowed, _, _, _, delay),) = rows
+            plain = allowed and not delay
+        elif plain:
             least = math.inf
-            for place, (allowed, remaining, _, _, delay) in enumerate(outcomes):
+            for place, (allowed, remaining, _, _, delay) in enumerate(rows):
                 if not allowed or delay:
-                    return None
+                    plain = False
+                    break
                 if remaining < least:
                     binding, least = place, remaining
+        if not plain:
+            return self._counted(plan, Verdict(plan.charges, reply), started, certain=only is not None)
         passes = plan.passes or self._passes(plan)
         passes.number += 1
         verdict = _new(Verdict)
-        verdict.charges, verdict.now, verdict.outcomes, verdict.binding = plan.charges, now, outcomes, binding
+        verdict.charges, verdict.now, verdict.rows, verdict.binding = plan.charges, now, rows, binding
+        if started:
+            self._measure(verdict, started, answered=True)
         return verdict
 
     def _steps(self, plan: Plan, rules: Rules, commit: bool) -> Steps[Verdict]:
@@ -266,7 +273,7 @@ class Engine:
     def _measure(self, verdict: Verdict, started: float, *, answered: bool = False) -> None:
         """Count the measures of a request. `started` is when the store was asked, `answered` whether it replied."""
         tally = self.tally
-        tally.measured(perf_counter() - started, verdict.charges, verdict.outcomes)
+        tally.measured(perf_counter() - started, verdict.charges, verdict.rows)
         if answered and not tally.store_up:
             tally.answered()
         if tally.tracers:
@@ -297,7 +304,7 @@ class Engine:
         most = most_waiting(plan.charges) if rules.waiting or rule is not None else None
         if most is None:
             return self.execute(plan, rules)
-        verdict = self.execute(self.planner.plan_of(rules, without_max_wait(plan.charges)), rules)
+        verdict = self.execute(Plan(without_max_wait(plan.charges), direct=plan.direct), rules)
         if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
             return verdict
         waiting, place = self._waiting, WaitingPlace()

@@ -11,7 +11,6 @@ from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
-from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.http_request import Told
 from ratelimit_mw.identity.request import Arguments, Request
@@ -20,7 +19,7 @@ from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
-from ratelimit_mw.stores import Store
+from ratelimit_mw.stores.base import Taker
 from ratelimit_mw.tally import Passes
 
 _MAX_COST = 10**15
@@ -43,16 +42,21 @@ _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is 
 class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
-    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. The engine sets
-    `passes`, which counts the requests that all rules allow, when the plan is first executed. With a `store` and
-    without shadow rules, the execution is one step.
+    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. When the plan is first
+    executed, the engine sets `passes`, which counts the requests that all rules allow, and `take`.
+
+    Args:
+        charges: The counters.
+        direct: Whether the store may be asked in one step. It is not asked so if there is a shadow rule.
     """
 
-    __slots__ = ("asks", "charges", "passes", "plain", "take")
+    __slots__ = ("asks", "charges", "direct", "passes", "plain", "take")
 
-    def __init__(self, charges: Sequence[Charge], store: Store | None = None) -> None:
+    def __init__(self, charges: Sequence[Charge], *, direct: bool = False) -> None:
         self.charges = charges
         self.passes: Passes | None = None
+        self.take: Taker | None = None
+        """Decides and charges in one step, for callers that block. The engine makes it."""
         self.asks: Sequence[Ask]
         if charges is BLOCKED:
             self.asks = ()
@@ -60,18 +64,15 @@ class Plan:
             self.asks = (charges[0][1],)
         else:
             self.asks = tuple([ask for _, ask in charges])
-        self.take = None
-        """Decides and charges in one step. None if the plan takes more steps."""
         self.plain = True
         """Whether no limit has a spare part."""
-        asks = self.asks
-        if store is not None and asks:
-            for _, quota, _, shadow in asks:
-                if shadow:  # its denials are counted
-                    return
-                if quota.spare:
-                    self.plain = False
-            self.take = store.taker(asks)
+        for ask in self.asks:
+            if ask[3]:  # the denials of a shadow rule are counted. An index reads faster than the name
+                direct = False
+            if ask[1].spare:
+                self.plain = False
+        self.direct = direct and bool(self.asks)
+        """Whether the plan is executed in one step."""
 
 
 class Refusal(Plan):
@@ -88,13 +89,11 @@ class Planner:
     """Makes the plans of requests.
 
     Args:
-        storage: has the store, which is asked in one step if possible.
         would_shed: see `Shedder`.
         clock: the user's clock, or None for the system's.
     """
 
-    def __init__(self, storage: Storage, would_shed: WouldShed, clock: Clock | None) -> None:
-        self._storage = storage
+    def __init__(self, would_shed: WouldShed, clock: Clock | None) -> None:
         self._clock = clock
         self.switch = KillSwitch(clock)
         self.shedder = Shedder(self.meter, self.switch, would_shed)
@@ -113,7 +112,7 @@ class Planner:
         key = known.key(request) if known is not None else None
         if known is None or key is None:
             return self._planned(rules, request, cost, name)
-        return known.get(key) or self._kept(known, key, rules, request, keeps=known.keeps(request))
+        return known.get(key) or self._kept(known, key, rules, request)
 
     def plan_told(self, rules: Rules, context: Any, told: Told) -> Plan:
         """The plan of a request by rules that are `bare`. The request is made only if its plan is not known.
@@ -129,16 +128,29 @@ class Planner:
         key = told if known.by_path else (told[1], told[4])
         plan: Plan | None = known.get(key)
         if plan is None:
-            request = told[0](context, told)
-            plan = self._kept(known, key, rules, request, keeps=known.keeps(request))
+            plan = self._kept(known, key, rules, told[0](context, told))
         return plan
 
-    def _kept(self, known: Plans, key: Hashable, rules: Rules, request: Request, cost: int = 1, *, keeps: bool) -> Plan:
-        """Make a plan. It is kept if it was made before and `keeps` is set."""
+    def _kept(
+        self,
+        known: Plans,
+        key: Hashable,
+        rules: Rules,
+        request: Request,
+        cost: int = 1,
+        *,
+        given: Mapping[str, object] | None = None,
+    ) -> Plan:
+        """Make a plan. It is kept if it was made before, and if the request (or what was `given`) is short enough."""
         absences = rules.attributes.absences
         plan = self._planned(rules, request, cost, None)
         # Do not cache the plan if the switch was turned during the call, or while equal requests are to be noticed.
-        if known.seen(key) and keeps and not self.switch.thrown and rules.attributes.absences == absences:
+        if (
+            known.seen(key)
+            and (known.keeps(request) if given is None else _cacheable(given))
+            and not self.switch.thrown
+            and rules.attributes.absences == absences
+        ):
             known.put(key, plan)
         return plan
 
@@ -153,11 +165,8 @@ class Planner:
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
         if rules.elastic and charges and charges is not BLOCKED:
             charges = self.meter(rules).stretched(charges)
-        return self.plan_of(rules, charges)
-
-    def plan_of(self, rules: Rules, charges: Sequence[Charge]) -> Plan:
-        """The plan with these charges."""
-        return Plan(charges, None if rules.holding and self._clock else self._storage.store)
+        # A clock that is moved by hand renews concurrent places in a step of its own.
+        return Plan(charges, direct=not (rules.holding and self._clock))
 
     def admit(
         self,
@@ -196,8 +205,7 @@ class Planner:
         except TypeError:  # an unhashable value
             return self.plan(rules, self._request_of(rules, given), cost)
         if plan is None:
-            request = self._request_of(rules, given)
-            plan = self._kept(known, key, rules, request, whole(cost), keeps=_cacheable(given))
+            plan = self._kept(known, key, rules, self._request_of(rules, given), whole(cost), given=given)
         return plan
 
     def plan_block(self, rules: Rules, given: Arguments, cost: int, name: str | NamedRule) -> Plan:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Rule
+from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Row, Rule
 
 _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
@@ -28,7 +28,8 @@ class Verdict:
 
     Attributes:
         charges: the rules and asks that were decided.
-        outcomes: one for each charge, without the spare part of a throttle, which clients are not shown.
+        rows: the outcomes, which may be plain tuples of their fields. One for each charge, without the spare part of a
+            throttle, which clients are not shown.
         over: the indices of the counters that admitted from their spare part.
         allowed: whether the request may pass.
         binding: the index of the counter that the headers show: the denying one with the longest wait, otherwise
@@ -55,26 +56,27 @@ class Verdict:
     over = _NONE
     account: Any = None
     _denied: Reason | None = None
+    _outcomes: Sequence[Outcome] | None = None
     _decision: Decision | None = None
 
     def __init__(
         self,
         charges: Sequence[Charge],
-        reply: tuple[int, Sequence[Outcome], int | None] | None,
+        reply: tuple[int, Sequence[Row], int | None] | None,
         *,
         denied: Reason | None = None,
         wait: int = 0,
     ) -> None:
         self.now: int
-        self.outcomes: Sequence[Outcome]
-        self.now, self.outcomes, only = reply or _NO_REPLY
+        self.rows: Sequence[Row]
+        self.now, self.rows, only = reply or _NO_REPLY
         self.charges = charges = charges if only is None else (charges[only],)
         # Indices and unpacking read a field of a NamedTuple faster than its name.
-        if len(self.outcomes) == 1 and not charges[0][1][3]:
+        if len(self.rows) == 1 and not charges[0][1][3]:
             if charges[0][1][1].spare:
                 self._hide_spare()
-            ((self.allowed, _, _, _, self.delay),) = self.outcomes
-        elif len(self.outcomes) < 2 or not self._bind_plainly():
+            ((self.allowed, _, _, _, self.delay),) = self.rows
+        elif len(self.rows) < 2 or not self._bind_plainly():
             self._denied, self.wait = denied, wait
             self._hide_spare()
             self.binding = self._most_binding()
@@ -90,7 +92,7 @@ class Verdict:
         """
         least, longest, shadowed = math.inf, 0, False
         self.binding = -1
-        pairs = zip(self.charges, self.outcomes, strict=True)
+        pairs = zip(self.charges, self.rows, strict=True)
         for place, ((rule, (_, quota, _, shadow)), (allowed, remaining, _, _, delay)) in enumerate(pairs):
             if quota.spare or not allowed:
                 return False
@@ -105,12 +107,22 @@ class Verdict:
         self.allowed, self.shadowed, self.delay = True, shadowed, longest
         return True
 
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """The outcomes, one for each charge. They are made of `rows` when they are first read."""
+        outcomes = self._outcomes
+        if outcomes is None:
+            rows: Sequence[Any] = self.rows
+            outcomes = [row if isinstance(row, Outcome) else Outcome(*row) for row in rows] if self.allowed else rows
+            self._outcomes = outcomes
+        return outcomes
+
     def show(self, place: int, remaining: int) -> None:
         """Set what remains of the counter at the index `place`, after a charge or a refund."""
         quota = self.charges[place].ask.quota
         outcomes = list(self.outcomes)
         outcomes[place] = outcomes[place]._replace(remaining=min(max(remaining, 0), quota.shown_size))
-        self.outcomes = outcomes
+        self.rows = self._outcomes = outcomes
         self._decision = None
 
     def _hide_spare(self) -> None:
@@ -122,7 +134,9 @@ class Verdict:
                 for place, (quota, outcome) in enumerate(pairs)
                 if outcome.allowed and outcome.remaining < quota.spare
             )
-            self.outcomes = [_without_spare(quota, outcome) if quota.spare else outcome for quota, outcome in pairs]
+            self.rows = self._outcomes = [
+                _without_spare(quota, outcome) if quota.spare else outcome for quota, outcome in pairs
+            ]
 
     def _longest_delay(self) -> int:
         pairs = zip(self.charges, self.outcomes, strict=True)
@@ -163,9 +177,9 @@ class Verdict:
     @property
     def reason(self) -> Reason | None:
         """Why the request is denied; None if it is allowed."""
-        if self.allowed:
-            return None
-        return self._denied or ("banned" if self._banned else "limited")
+        if self._denied is None and not self.allowed:
+            self._denied = "banned" if self._banned else "limited"
+        return self._denied
 
     @property
     def shown(self) -> int:
@@ -204,8 +218,10 @@ class Verdict:
 
     @property
     def _banned(self) -> bool:
-        pairs = zip(self.charges, self.outcomes, strict=True)
-        return any(outcome.reason == "banned" and not charge.ask.shadow for charge, outcome in pairs)
+        for charge, outcome in zip(self.charges, self.outcomes, strict=True):
+            if outcome.reason == "banned" and not charge.ask.shadow:
+                return True
+        return False
 
     @property
     def decision(self) -> Decision:
@@ -216,13 +232,13 @@ class Verdict:
         return decision
 
     def _decided(self) -> Decision:
-        outcomes, allowed = self.outcomes, self.allowed
-        if len(outcomes) == 1 and not self.shadowed:  # the only policy is the decision
-            fields = self._fields(0, outcomes[0])
+        rows, allowed = self.rows, self.allowed
+        if len(rows) == 1 and not self.shadowed:  # the only policy is the decision
+            fields = self._fields(0, rows[0])
             policy = _decision(fields)
             fields[_POLICIES] = (policy,)
             return _decision(fields)
-        policies = tuple([_decision(self._fields(place, outcome)) for place, outcome in enumerate(outcomes)])
+        policies = tuple([_decision(self._fields(place, row)) for place, row in enumerate(rows)])
         reason = None if allowed else self.reason
         if self.binding < 0:
             wait = math.inf if reason == "blocked" else self.wait / SECOND
@@ -244,11 +260,10 @@ class Verdict:
         )
         return _decision(whole)
 
-    def _fields(self, place: int, outcome: Outcome) -> list[Any]:
+    def _fields(self, place: int, row: Row) -> list[Any]:
         """The fields of a Decision about one counter."""
-        allowed, remaining, reset_after, retry_after, delay = outcome
-        rule, ask = self.charges[place]
-        quota = ask.quota
+        allowed, remaining, reset_after, retry_after, delay = row
+        rule, (_, quota, _, _) = self.charges[place]
         return [
             allowed,
             rule.name,
@@ -260,7 +275,7 @@ class Verdict:
             (self.now + reset_after) / SECOND,
             quota.over if place in self.over else None,
             (),
-            None if allowed else outcome.reason,
+            None if allowed else self.outcomes[place].reason,
             quota.shown_size - remaining,
         ]
 

@@ -130,7 +130,7 @@ class Simulation:
 
     def plan_of(self, charges: Sequence[Charge]) -> Plan:
         """Return the plan with these charges."""
-        return self._engine.planner.plan_of(self.rules, charges)
+        return Plan(charges, direct=not self.rules.holding)
 
     def decide(self, at: int, status: int, lasted: int, plan: Plan) -> Verdict:
         """Decide on a request at its time. See `LogEntry` for the arguments; `plan` is that of the request."""

@@ -202,27 +202,22 @@ class RateFields(Generic[_Text]):
 
     def lines(self, verdict: Verdict) -> list[tuple[_Text, _Text]]:
         """The header lines for a verdict in which a counter binds. Empty if only hidden rules apply."""
-        binding = verdict.binding
-        rule, ask = verdict.charges[binding]
-        if rule.hidden:
+        lines: list[tuple[_Text, _Text]] = []
+        binding, charges = verdict.binding, verdict.charges
+        if charges[binding][0].hidden:  # an index reads a field of a NamedTuple faster than unpacking
             binding = verdict.shown
             if binding < 0:
-                return []
-            ask = verdict.charges[binding].ask
-        value = self._value
-        lines = []
+                return lines
         if self._classic:
-            _, remaining, reset, _, _ = verdict.outcomes[binding]
+            _, remaining, reset, _, _ = verdict.rows[binding]
             if self._epoch:
                 reset += verdict.now
-            lines = [
-                self._limits[ask.quota.shown_size],
-                self._remainders[remaining],
-                self._resets[(reset + SECOND - 1) // SECOND],
-            ]
+            quota = charges[binding][1][1]
+            lines = [self._limits[quota.shown_size], self._remainders[remaining], self._resets[-(-reset // SECOND)]]
             if verdict.over and binding in verdict.over:
-                lines.append((self._over, value(str(ask.quota.over))))
+                lines.append((self._over, self._value(str(quota.over))))
         if self._draft:
+            value = self._value
             reported = self._policies.reported(verdict).values()
             lines.append((self._policy, value(", ".join([policy.policy_item for policy, _ in reported]))))
             limits = [policy.limit_item(outcome) for policy, outcome in reported]
@@ -326,7 +321,7 @@ class Answers(Generic[_Text]):
 
         If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
         """
-        headers = list(own)
+        headers = [*own]
         if verdict.binding < 0:
             return headers
         ours = self._allowed.names
@@ -340,9 +335,9 @@ class Answers(Generic[_Text]):
         """The response to a request that `verdict` denies."""
         value = self._value
         reason = verdict.reason or "limited"
-        answer, settings, rule, outcome = _ANSWERS[reason], self._settings, verdict.rule, verdict.outcome
-        retry_after = verdict.wait if outcome is None else outcome.retry_after
-        wait = answer.wait if outcome is None and not retry_after else _seconds(retry_after)
+        answer, settings, rule, binding = _ANSWERS[reason], self._settings, verdict.rule, verdict.binding
+        retry_after = verdict.wait if rule is None else verdict.rows[binding][3]
+        wait = answer.wait if rule is None and not retry_after else _seconds(retry_after)
         status = answer.status or (rule and rule.status) or settings.status
         message = answer.message or (rule and rule.message) or settings.message
         place = preferred(",".join(request.header_lines("accept")), self._accepted) if len(self._formats) > 1 else 0
@@ -357,7 +352,7 @@ class Answers(Generic[_Text]):
         headers = [*self._always[place], (self._content_length, value(str(len(body))))]
         if self._retry_after is not None and wait is not None and not hidden:
             headers.append((self._retry_after, value(str(wait))))
-        if verdict.binding >= 0:
+        if binding >= 0:
             headers += self._denied.lines(verdict)
         if self._handler is not None:
             status, headers, body = self._handler.answer(request.context, verdict.decision, (status, headers, body))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_mw.algorithms import NOTHING
-from ratelimit_mw.model import Ask, Outcome, Reply
+from ratelimit_mw.model import Ask, Reply, Row
 
 T = TypeVar("T")
 
@@ -54,8 +54,8 @@ It is a plain pair because one is made for each request.
 """
 
 
-Taken = tuple[int, Sequence[Outcome], int | None]
-"""The fields of a `Reply`."""
+Taken = tuple[int, Sequence[Row], int | None]
+"""The fields of a `Reply`. The outcomes may be plain tuples of their fields."""
 
 Taker = Callable[[], Taken]
 """Decides on one request."""

@@ -5,16 +5,18 @@ which the counter is as if unused, and the share of its limit that is used (0 to
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from struct import Struct
+from typing import Any
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, widened
-from ratelimit_mw.model import Ask, Outcome, Quota
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting, widened
+from ratelimit_mw.model import Ask, Outcome, Quota, Row
 from ratelimit_mw.stores.base import Intent
 
 STAMP = Struct(">QB")  # big-endian, so that values sort by their time
 STAMP_SIZE = STAMP.size
+_SHARE = STAMP_SIZE - 1
 
 USED_UP = 255
 """The used share of a counter whose next request is denied."""
@@ -28,7 +30,8 @@ SAMPLE = 8
 MAX_SAMPLE = 32
 """The sample grows to this size if all counters in it are used up."""
 
-_Found = tuple[Outcome, bytes | None]
+_Found = tuple[Any, bytes | None]
+"""An outcome and a state to store. An outcome that admits may be a plain tuple of its fields."""
 used = itemgetter(0)
 """The used share of a counter in a sample, of which each entry is (used share, key)."""
 
@@ -84,11 +87,11 @@ class Counters:
         """Conclude a decision that does not charge every counter: one denies, or there is no `commit`."""
         if denied:
             self._withhold(asks, found, now)
-        charged = commit and all(outcome.allowed or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
+        charged = commit and all(outcome[0] or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
         if not charged:
-            for place, ask in enumerate(asks):
-                if found[place][0].allowed and not (commit and ask.quota.overdraft):
-                    found[place] = self._unasked(ask, found[place][0].delay, now)
+            for place, (ask, ((allowed, _, _, _, delay), _)) in enumerate(zip(asks, found, strict=True)):
+                if allowed and not (commit and ask.quota.overdraft):
+                    found[place] = self._unasked(ask, delay, now)
         if commit:
             for ask, (outcome, state) in zip(asks, found, strict=True):
                 if state is not None:
@@ -161,6 +164,29 @@ def stamp(quota: Quota, cost: int, shadow: bool, outcome: Outcome, now: int) -> 
     if shadow:
         share //= 2  # a shadow counter protects nothing, so enforced ones stay longer
     return STAMP.pack(now + reset_after, share)
+
+
+Step = Callable[[bytes, int], tuple[Row, bytes | None]]
+"""Decides on an enforced request: (value of its counter, now) → (outcome, value to store or None)."""
+
+
+def deciding(quota: Quota, cost: int) -> Step:
+    """Compile the decision on requests of this cost: it gives what `Decide` and `stamp` give, in less time."""
+    admit, decide = admitting(quota, cost), DECIDE_ALL[quota.decided_by]
+    size, pack = quota.burst or quota.limit, STAMP.pack
+
+    def step(value: bytes, now: int) -> tuple[Row, bytes | None]:
+        state = value[STAMP_SIZE:]
+        # A counter that was used up at its last request is probably still used up.
+        admitted = None if value and value[_SHARE] == USED_UP else admit(state, now)
+        if admitted is None:
+            outcome, state_after = decide(state, quota, cost, now)
+            return outcome, None if state_after is None else stamp(quota, cost, False, outcome, now) + state_after
+        row, state = admitted
+        _, left, reset_after, _, _ = row
+        return row, pack(now + reset_after, USED_UP if left < cost else USED_UP * (size - left) // size) + state
+
+    return step
 
 
 def first_unexpired(now: int) -> bytes:

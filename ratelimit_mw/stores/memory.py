@@ -6,22 +6,21 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from ratelimit_mw.algorithms import DECIDE_ALL
-from ratelimit_mw.algorithms.algorithm import Decide
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.model import Ask, Outcome, Quota, Reply
+from ratelimit_mw.model import Ask, Quota, Reply, Row
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import Store, StoreRequest, Taker
+from ratelimit_mw.stores.base import Store, StoreRequest, Taken, Taker
 from ratelimit_mw.stores.counters import (
     MAX_SAMPLE,
     SAMPLE,
     STAMP_SIZE,
     USED_UP,
     Counters,
+    Step,
+    deciding,
     evicted,
     first_unexpired,
-    stamp,
 )
 
 _log = logging.getLogger("ratelimit_mw")
@@ -29,6 +28,7 @@ _log = logging.getLogger("ratelimit_mw")
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
 _BATCH = 4  # a segment drops expired counters each time that it has grown by this many
 _CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
+_MOST_STEPS = 1024  # compiled decisions; overrides and elastic limits make new quotas
 
 
 class _CounterDict(dict[str, bytes]):
@@ -40,8 +40,8 @@ class _CounterDict(dict[str, bytes]):
         self.upcoming: list[str] = []
 
 
-_Step = tuple[str, _CounterDict, Quota, Decide, int]
-"""One ask: its key, the segment that has the counter, the quota, the function that decides, and the cost."""
+_Place = tuple[str, _CounterDict, Step]
+"""One ask: its key, the segment that has the counter, and the function that decides."""
 
 
 class MemoryStore(Counters, Store):
@@ -74,6 +74,7 @@ class MemoryStore(Counters, Store):
         self._room = max_counters // self._count
         self._segments = [_CounterDict() for _ in range(self._count)]
         self._lock = threading.Lock()
+        self._steps: dict[tuple[int, int], tuple[Quota, Step]] = {}
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
         reset_after_fork(self)
@@ -101,46 +102,51 @@ class MemoryStore(Counters, Store):
         segments, count = self._segments, self._count
         if len(asks) == 1:
             ((key, quota, cost, _),) = asks
-            return partial(self._take, key, segments[hash(key) % count], quota, DECIDE_ALL[quota.decided_by], cost)
-        steps: list[_Step] = [
-            (key, segments[hash(key) % count], quota, DECIDE_ALL[quota.decided_by], cost)
-            for key, quota, cost, _ in asks
-        ]
-        return partial(self._take_all, asks, steps)
+            return partial(self._take, key, segments[hash(key) % count], self._step(quota, cost))
+        places = [(key, segments[hash(key) % count], self._step(quota, cost)) for key, quota, cost, _ in asks]
+        return partial(self._take_all, asks, places)
 
-    def _take(
-        self, key: str, segment: _CounterDict, quota: Quota, decide: Decide, cost: int
-    ) -> tuple[int, tuple[Outcome], None]:
+    def _step(self, quota: Quota, cost: int) -> Step:
+        """The compiled decision on requests of this cost."""
+        key = id(quota), cost  # by identity, because hashing a quota takes long. The entry holds it
+        known = self._steps.get(key)
+        if known is None:
+            if len(self._steps) >= _MOST_STEPS:
+                self._steps.clear()
+            known = self._steps[key] = quota, deciding(quota, cost)
+        return known[1]
+
+    def _take(self, key: str, segment: _CounterDict, step: Step) -> Taken:
         with self._lock:
             now = self._now()
-            stored = segment.get(key)
-            outcome, state = decide(stored[STAMP_SIZE:] if stored else b"", quota, cost, now)
-            if state is not None:
-                if stored is None:
+            stored = segment.get(key, b"")
+            row, value = step(stored, now)
+            if value is not None:
+                if not stored:
                     self._make_room(segment, now)
-                segment[key] = stamp(quota, cost, False, outcome, now) + state
-        return now, (outcome,), None
+                segment[key] = value
+        return now, (row,), None
 
-    def _take_all(self, asks: Sequence[Ask], steps: Sequence[_Step]) -> tuple[int, Sequence[Outcome], None]:
+    def _take_all(self, asks: Sequence[Ask], places: Sequence[_Place]) -> Taken:
         """Decide on all counters first, and charge them if none denies."""
-        found: list[tuple[Outcome, bytes | None]] = []
+        found: list[tuple[Row, bytes | None]] = []
         denied = False
         with self._lock:
             now = self._now()
-            for key, segment, quota, decide, cost in steps:
-                stored = segment.get(key)
-                decided = decide(stored[STAMP_SIZE:] if stored else b"", quota, cost, now)
+            for key, segment, step in places:
+                decided = step(segment.get(key, b""), now)
                 found.append(decided)
                 if not decided[0][0]:
                     denied = True
             if denied:
-                return now, self.decide_otherwise(asks, found, True, now, denied=True), None
-            for (key, segment, quota, _, cost), (outcome, state) in zip(steps, found, strict=True):
-                if state is not None:
+                states = [(row, value and value[STAMP_SIZE:]) for row, value in found]
+                return now, self.decide_otherwise(asks, states, True, now, denied=True), None
+            for (key, segment, _), (_, value) in zip(places, found, strict=True):
+                if value is not None:
                     if key not in segment:
                         self._make_room(segment, now)
-                    segment[key] = stamp(quota, cost, False, outcome, now) + state
-        return now, [outcome for outcome, _ in found], None
+                    segment[key] = value
+        return now, [row for row, _ in found], None
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
