@@ -24,7 +24,7 @@ CLIENT = {"ip": "203.0.113.7"}
 class Uncounted(Engine):
     """Decides as the engine does, without a count. For requests that the store answers."""
 
-    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True, again: bool = False) -> Verdict:
+    def execute(self, plan: Plan, rules: Rules, commit: bool = True, again: bool = False) -> Verdict:
         if rules.settling and self._clock:
             self.storage.renew()
         asks = plan.asks

@@ -11,7 +11,7 @@ from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import AsgiDeferral
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.http.answers import Answers, LatestAnswers
+from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle, FirstRequests
 from ratelimit_mw.http.responses import (
     AsgiResponseTracker,
@@ -41,7 +41,6 @@ _log = logging.getLogger("ratelimit_mw")
 
 _LIMITED = frozenset({"http", "websocket"})
 _RUN_ASYNCIO = "run hypercorn with `--worker-class asyncio` or `uvloop`"
-_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
 
 class RateLimitMiddleware:
@@ -137,12 +136,14 @@ class RateLimitMiddleware:
                 finally:
                     request.context = detached_scope(scope)
                 return
-        scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told)
-        try:
+        latest, answers = self._answers.latest
+        if latest is not rules:
             answers = self._answers.of(rules)
-            if answers.rated:  # a rule that the app asks for may bind later
-                send = partial(_send_with_headers, answers, handle, send)
-            await self.app(scope, receive, send)
+        add_headers = answers.add_headers
+        handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told, add_headers, send)
+        scope["ratelimit"] = handle
+        try:
+            await self.app(scope, receive, handle.send if answers.rated else send)
         finally:
             if handle.unsettled:  # of a view that was unknown until this request, so that nothing tracks its response
                 await handle.release()
@@ -168,12 +169,14 @@ class RateLimitMiddleware:
             if app is self.app and not verdict.allowed:
                 await self._deny(verdict, rules, request, send)
                 return
-            scope["ratelimit"] = handle = AsyncHandle(verdict, self._limiter, request, rules)
             answers = self._answers.of(rules)
+            add_headers = answers.add_headers
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
+            handle = AsyncHandle(verdict, self._limiter, request, rules, None, None, add_headers, send)
+            scope["ratelimit"] = handle
             if answers.rated:  # a rule that the app asks for may bind later
-                send = partial(_send_with_headers, answers, handle, send)
+                send = handle.send
             if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
@@ -252,15 +255,3 @@ async def _serve(app: App, verdict: Verdict, request: AsgiRequest, receive: Rece
     if verdict.delay:
         await asyncio.sleep(verdict.delay / SECOND)
     await app(request.context, receive, send)
-
-
-def _send_with_headers(answers: Answers[bytes], handle: AsyncHandle, send: Send, message: Message) -> Awaitable[None]:
-    """Send a message, with the rate-limit headers if it starts the response.
-
-    It is not a coroutine function, because that would add a coroutine to each message. The app's message is copied and
-    not changed, because apps may send the same message and the same list of headers again.
-    """
-    if message["type"] in _STARTS:
-        message = dict(message)
-        message["headers"] = answers.add_headers(message.get("headers") or (), handle.reported)
-    return send(message)

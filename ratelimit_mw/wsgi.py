@@ -1,9 +1,8 @@
 """The middleware for WSGI apps: Flask, Django, Falcon, Bottle and the rest."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication
 
@@ -11,7 +10,7 @@ from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.http.answers import Answers, LatestAnswers, phrase
+from ratelimit_mw.http.answers import LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
@@ -23,11 +22,6 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimitMiddleware"]
-
-# These have names so that the annotations of a function made per request are cheap to evaluate.
-_Headers = list[tuple[str, str]]
-_ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
-_Write = Callable[[bytes], object]
 
 
 class RateLimitMiddleware:
@@ -113,10 +107,14 @@ class RateLimitMiddleware:
             engine.report(verdict, rules, request)
             if not verdict.allowed:
                 return self._deny(rules, verdict, request, start_response)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told)
-        start_response = partial(_start, self._answers.of(rules), handle, start_response)
+        latest, answers = self._answers.latest
+        if latest is not rules:
+            answers = self._answers.of(rules)
+        add_headers = answers.add_headers
+        handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told, add_headers, start_response)
+        environ["ratelimit.decision"] = handle
         try:
-            body = self.app(environ, start_response)
+            body = self.app(environ, handle.start)
         except BaseException:
             handle.release()
             raise
@@ -156,8 +154,10 @@ class RateLimitMiddleware:
             engine.report(verdict, rules, request)
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
-        environ["ratelimit.decision"] = handle = BlockingHandle(verdict, self.limiter, request, rules)
-        start_response = partial(_start, self._answers.of(rules), handle, start_response)
+        add_headers = self._answers.of(rules).add_headers
+        handle = BlockingHandle(verdict, self.limiter, request, rules, None, None, add_headers, start_response)
+        environ["ratelimit.decision"] = handle
+        start_response = handle.start
         if handle.open_account():
             return WsgiResponseTracker(handle, start_response).serve(partial(app, environ))
         return app(environ, start_response)
@@ -170,18 +170,3 @@ class RateLimitMiddleware:
         request.context = detached_environ(request.context)
         start_response(f"{status} {phrase(status)}", headers)
         return [body]
-
-
-def _start(  # noqa: PLR0917  the last three are those of WSGI
-    answers: Answers[str],
-    handle: BlockingHandle,
-    start_response: StartResponse,
-    status: str,
-    headers: _Headers,
-    exc_info: _ExcInfo = None,
-) -> _Write:
-    """Start the response, with the rate-limit headers."""
-    added = answers.add_headers(headers, handle.reported) if answers.rated else headers
-    handle.detach()  # now, because the app has decided who the client is
-    # With as many arguments as the app passed, because a server may treat two and three differently.
-    return start_response(status, added, exc_info) if exc_info else start_response(status, added)

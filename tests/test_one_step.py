@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
+from ratelimit_mw.model import Quota
+from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, stamp
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.shells.asking import IP, START, InSteps, limiter
 from tests.test_combinations import asked_asgi, asked_wsgi, history, loaded
@@ -44,6 +47,27 @@ def test_one_step_leaves_the_same_answers_counters_tallies_and_logs_as_several(c
     config = loaded(seed)
     assume(config is not None)
     assert told(config, shell, MemoryStore, seed, caplog) == told(config, shell, InSteps, seed, caplog), config
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(ALGORITHMS)),
+    limit=st.integers(1, 9),
+    period=st.integers(1, 50),
+    burst=st.integers(1, 9),
+    asked=st.lists(st.tuples(st.integers(-70, 70), st.integers(0, 4)), min_size=1, max_size=30),
+)
+def test_what_is_compiled_for_a_quota_gives_the_outcomes_and_the_values_of_the_general_decision(
+    name, limit, period, burst, asked
+):
+    quota = Quota(name, limit, period, burst=burst if ALGORITHMS[name].has_burst else 0, buckets=period)
+    now, value = 10**6, b""
+    for wait, cost in asked:
+        now += wait
+        outcome, state = DECIDE_ALL[name](value[STAMP_SIZE:], quota, cost, now)
+        stored = None if state is None else stamp(quota, cost, False, outcome, now) + state
+        assert deciding(quota, cost)(value, now) == (outcome, stored)
+        value = value if stored is None else stored
 
 
 ONE = {"name": "one", "by": "ip", "limit": "3 per minute", "algorithm": "fixed_window"}

@@ -139,7 +139,7 @@ class Engine:
         plan = self.planner.admit(rules, request, cost, rule, commit=commit)
         return await self.aexecute(plan, rules, commit=commit)
 
-    def execute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
+    def execute(self, plan: Plan, rules: Rules, commit: bool = True) -> Verdict:
         """Carry out a plan that was made by `rules`, and block until the store has answered.
 
         The caller passes a verdict that is not `simple` to `report`.
@@ -149,23 +149,26 @@ class Engine:
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
         """
-        take = (plan.take or self._taker(plan)) if plan.direct and commit else None
-        if take is None:
+        taker = (plan.taker or self._taker(plan)) if plan.direct and commit else None
+        if taker is None:
             return drive(self.storage.store, self._steps(plan, rules, commit))
-        started = perf_counter() if self.tally.due() else 0.0
+        due = self.tally.due  # to call what an attribute holds takes longer than to read and then call it
+        started = perf_counter() if due() else 0.0
+        take, asked = taker
         try:
-            reply = take()
+            reply = take(asked)
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
         return self._concluded(plan, reply, started)
 
-    async def aexecute(self, plan: Plan, rules: Rules, *, commit: bool = True) -> Verdict:
+    async def aexecute(self, plan: Plan, rules: Rules, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
         if not plan.direct or not commit:
             return await adrive(self.storage.store, self._steps(plan, rules, commit))
         if not self.waits:
             return self.execute(plan, rules)
-        started = perf_counter() if self.tally.due() else 0.0
+        due = self.tally.due
+        started = perf_counter() if due() else 0.0
         try:
             reply = await self.storage.store.reply_to((plan.asks, DECIDE))
         except StoreUnavailable:
@@ -174,9 +177,9 @@ class Engine:
 
     def _taker(self, plan: Plan) -> Taker | None:
         """What executes a direct plan in one step. None if the store does not offer it."""
-        plan.take = self.storage.store.taker(plan.asks)
-        plan.direct = plan.take is not None
-        return plan.take
+        plan.taker = self.storage.store.taker(plan.asks)
+        plan.direct = plan.taker is not None
+        return plan.taker
 
     def _concluded(self, plan: Plan, reply: Taken, started: float) -> Verdict:
         """The verdict on a plan that was executed in one step. It is counted.

@@ -43,19 +43,19 @@ class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
     If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. When the plan is first
-    executed, the engine sets `passes`, which counts the requests that all rules allow, and `take`.
+    executed, the engine sets `passes`, which counts the requests that all rules allow, and `taker`.
 
     Args:
         charges: The counters.
         direct: Whether the store may be asked in one step. It is not asked so if there is a shadow rule.
     """
 
-    __slots__ = ("asks", "charges", "direct", "passes", "plain", "take")
+    __slots__ = ("asks", "charges", "direct", "passes", "plain", "taker")
 
-    def __init__(self, charges: Sequence[Charge], *, direct: bool = False) -> None:
+    def __init__(self, charges: Sequence[Charge], direct: bool = False) -> None:
         self.charges = charges
         self.passes: Passes | None = None
-        self.take: Taker | None = None
+        self.taker: Taker | None = None
         """Decides and charges in one step, for callers that block. The engine makes it."""
         self.asks: Sequence[Ask]
         if charges is BLOCKED:
@@ -66,13 +66,13 @@ class Plan:
             self.asks = tuple([ask for _, ask in charges])
         self.plain = True
         """Whether no limit has a spare part."""
-        for ask in self.asks:
-            if ask[3]:  # the denials of a shadow rule are counted. An index reads faster than the name
-                direct = False
-            if ask[1].spare:
-                self.plain = False
         self.direct = direct and bool(self.asks)
         """Whether the plan is executed in one step."""
+        for ask in self.asks:
+            if ask[3]:  # the denials of a shadow rule are counted. An index reads faster than the name
+                self.direct = False
+            if ask[1].spare:
+                self.plain = False
 
 
 class Refusal(Plan):

@@ -98,7 +98,7 @@ def add_headers(answers: Answers[str], response: HttpResponseBase, handle: Djang
     """Add the rate-limit headers to `response`."""
     if handle.throttled is not None:
         add_throttled(response, handle)
-    elif answers.rated:
+    else:
         own: Any = response.items()
         for name, value in answers.add_headers(own, handle.reported)[len(own) :]:
             response[name] = value

@@ -5,7 +5,7 @@ The headers are X-RateLimit-* and the two fields of the IETF draft (draft-ietf-h
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -192,17 +192,29 @@ class RateFields(Generic[_Text]):
         limit, remaining, reset, self._over = map(name, spellings)
         self._limits, self._remainders, self._resets = (Lines(each, value) for each in (limit, remaining, reset))
         self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
-        self.wanted = self._classic or self._draft
-        """Whether any headers are configured."""
         classic, draft = (limit, remaining, reset), (self._policy, self._rate_limit)
         self.names = frozenset(
             field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
         )
         """The names of the headers, in lower case."""
 
-    def lines(self, verdict: Verdict) -> list[tuple[_Text, _Text]]:
+    def add(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
+        """A new list with the app's own headers and, if a counter binds, the rate-limit headers.
+
+        If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
+        """
+        headers = [*own]
+        if verdict.binding >= 0:
+            ours = self.names
+            for name, _ in headers:
+                if name.lower() in ours:
+                    return headers
+            headers += self.lines(verdict)
+        return headers
+
+    def lines(self, verdict: Verdict) -> Sequence[tuple[_Text, _Text]]:
         """The header lines for a verdict in which a counter binds. Empty if only hidden rules apply."""
-        lines: list[tuple[_Text, _Text]] = []
+        lines: tuple[tuple[_Text, _Text], ...] = ()
         binding, charges = verdict.binding, verdict.charges
         if charges[binding][0].hidden:  # an index reads a field of a NamedTuple faster than unpacking
             binding = verdict.shown
@@ -213,15 +225,15 @@ class RateFields(Generic[_Text]):
             if self._epoch:
                 reset += verdict.now
             quota = charges[binding][1][1]
-            lines = [self._limits[quota.shown_size], self._remainders[remaining], self._resets[-(-reset // SECOND)]]
+            lines = self._limits[quota.shown_size], self._remainders[remaining], self._resets[-(-reset // SECOND)]
             if verdict.over and binding in verdict.over:
-                lines.append((self._over, self._value(str(quota.over))))
+                lines += ((self._over, self._value(str(quota.over))),)
         if self._draft:
             value = self._value
             reported = self._policies.reported(verdict).values()
-            lines.append((self._policy, value(", ".join([policy.policy_item for policy, _ in reported]))))
-            limits = [policy.limit_item(outcome) for policy, outcome in reported]
-            lines.append((self._rate_limit, value(", ".join(limits))))
+            policies = ", ".join([policy.policy_item for policy, _ in reported])
+            limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
+            lines += (self._policy, value(policies)), (self._rate_limit, value(limits))
         return lines
 
 
@@ -303,8 +315,9 @@ class Answers(Generic[_Text]):
         spellings = settings.header_names
         self._allowed = RateFields(headers.allowed, policies, spellings, epoch=epoch, name=name, value=value)
         self._denied = RateFields(headers.denied, policies, spellings, epoch=epoch, name=name, value=value)
-        self.rated = self._allowed.wanted
+        self.rated = bool(self._allowed.names)
         """Whether allowed responses have rate-limit headers."""
+        self.add_headers = self._allowed.add
         self._retry_after = name("Retry-After") if "retry-after" in headers.denied else None
         self._content_length = name("Content-Length")
         self._formats = [format_of(body, settings.page) for body in settings.body]
@@ -315,21 +328,6 @@ class Answers(Generic[_Text]):
         self._always = [[(name("Content-Type"), value(made.content_type)), *always] for made in self._formats]
         self._handler = settings.handler and DenialHandler(settings.handler, name=name, value=value)
         self._bodies: dict[tuple[int, Reason, bool, int, str], bytes] = {}
-
-    def add_headers(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
-        """A new list with the app's own headers and, if a counter binds, the rate-limit headers.
-
-        If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
-        """
-        headers = [*own]
-        if verdict.binding < 0:
-            return headers
-        ours = self._allowed.names
-        for name, _ in headers:
-            if name.lower() in ours:
-                return headers
-        headers += self._allowed.lines(verdict)
-        return headers
 
     def denial(self, verdict: Verdict, request: Request) -> DenialResponse[_Text]:
         """The response to a request that `verdict` denies."""
@@ -387,15 +385,17 @@ class LatestAnswers(Generic[_Text]):
     def __init__(self, *, name: Callable[[str], _Text], value: Callable[[str], _Text]) -> None:
         self._name = name
         self._value = value
-        self._latest: tuple[ResponseSettings | None, Answers[_Text] | None] = None, None
+        self.latest: tuple[Rules | None, Any] = None, None
+        """The rules that were asked for last, and their answers."""
 
     def of(self, rules: Rules) -> Answers[_Text]:
         """The answers of these rules. Threads may share this object."""
-        settings, answers = self._latest
-        if answers is None or settings is not rules.response:
+        latest, answers = self.latest
+        if latest is None or latest.response is not rules.response:
             answers = Answers(rules.response, rules.attributes.address, name=self._name, value=self._value)
-            self._latest = rules.response, answers
-        return answers
+        self.latest = rules, answers
+        made: Answers[_Text] = answers
+        return made
 
 
 def phrase(status: int) -> str:

@@ -5,7 +5,9 @@ The first requests also show mistakes in the setup, such as an untrusted proxy.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from operator import attrgetter
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ratelimit_mw.decision.planning import whole
@@ -23,6 +25,11 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, named_rule
 
 _H = TypeVar("_H", bound="RequestHandle")
+
+_STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+
+Headers = list[tuple[str, str]]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 
 
 class Enforced(NamedTuple):
@@ -50,12 +57,24 @@ class RequestHandle:
     ended. `charge` and `refund` do not change places.
     """
 
-    __slots__ = ("_by_name", "_context", "_limiter", "_made", "_rules", "_told", "_verdict", "reported", "unsettled")
+    __slots__ = (
+        "_add_headers",
+        "_by_name",
+        "_context",
+        "_limiter",
+        "_made",
+        "_respond",
+        "_rules",
+        "_told",
+        "_verdict",
+        "reported",
+        "unsettled",
+    )
 
     _detached: Callable[[Any], dict[str, Any]]
     """Returns a copy of a scope or an environ that does not refer to the handle."""
 
-    if TYPE_CHECKING:  # the fields of Decision, which `__getattr__` returns
+    if TYPE_CHECKING:  # the fields of Decision, which are set below
         allowed: bool
         rule: str | None
         limit: int | None
@@ -78,6 +97,8 @@ class RequestHandle:
         rules: Rules,
         context: Any = None,
         told: Told | None = None,
+        add_headers: Callable[..., Any] | None = None,
+        respond: Callable[..., Any] | None = None,
     ) -> None:
         self._verdict = verdict
         self._limiter = limiter
@@ -85,6 +106,8 @@ class RequestHandle:
         self._rules = rules
         self._context = context
         self._told = told
+        self._add_headers: Any = add_headers  # of `Answers`, for a response that goes to the server by `respond`
+        self._respond: Any = respond
         self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
         """The verdict whose limit the headers of the response show."""
@@ -278,19 +301,15 @@ class RequestHandle:
             self.reported = verdict
         return Enforced(decision, None)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copy and pickle look up attributes before __init__ has run
-            raise AttributeError(name)
-        return getattr(self.decision, name)
-
     def __bool__(self) -> bool:
         return self.decision.allowed
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *Decision._fields]
-
     def __repr__(self) -> str:
         return repr(self.decision)
+
+
+for _field in (*Decision._fields, "banned"):
+    setattr(RequestHandle, _field, property(attrgetter(f"decision.{_field}")))
 
 
 class AsyncHandle(RequestHandle):
@@ -310,6 +329,20 @@ class AsyncHandle(RequestHandle):
         settlement = self._limiter.engine.settlement
         for account in self.unsettled:  # in tasks of their own, so that this is done even if this task is cancelled
             await asyncio.shield(settlement.settle_soon(account, account.end()))
+
+    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        """Internal. Send a message of the app, with the rate-limit headers if it starts the response.
+
+        It is not a coroutine function, because that would add a coroutine to each message. The app's message is copied
+        and not changed, because apps may send the same message and the same list of headers again.
+        """
+        respond = self._respond
+        if message["type"] in _STARTS:
+            add_headers = self._add_headers
+            message = dict(message)
+            message["headers"] = add_headers(message.get("headers") or (), self.reported)
+        sent: Awaitable[None] = respond(message)
+        return sent
 
     charge = RequestHandle.acharge
     refund = RequestHandle.arefund
@@ -331,6 +364,15 @@ class BlockingHandle(RequestHandle):
         """Internal. Release the concurrent places of the request, because its response has ended."""
         for account in self.unsettled:
             Settlement.settle(account, account.end())
+
+    def start(self, status: str, headers: Headers, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
+        """Internal. Start the response of the app, with the rate-limit headers."""
+        respond, add_headers = self._respond, self._add_headers
+        added = add_headers(headers, self.reported)
+        self.detach()  # now, because the app has decided who the client is
+        # With as many arguments as the app passed, because a server may treat two and three differently.
+        write: Callable[[bytes], object] = respond(status, added, exc_info) if exc_info else respond(status, added)
+        return write
 
     def charge(self, amount: int = 1) -> None:
         """See `AsyncHandle.charge`."""

@@ -6,8 +6,9 @@ are then tested one by one. `Plans` remembers the counters of requests.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader
@@ -33,8 +34,9 @@ _new = tuple.__new__
 """Makes a NamedTuple without a call of its Python-level `__new__`."""
 
 
-class Program(NamedTuple):
-    """A compiled rule in the form of the hot path. A tuple, because unpacking one is fast."""
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled rule in the form of the hot path. It is no NamedTuple, because reading and unpacking one is slow."""
 
     conditions: tuple[Condition, ...]
     """The conditions that the index does not check."""
@@ -118,25 +120,16 @@ def charges_of(
         overrides: the overrides of the domain. None if there are none.
     """
     found: list[Charge] = []
-    for _, (
-        _,
-        tests,
-        default_counters,
-        tiers,
-        identifiers,
-        rule,
-        own_cost,
-        read_cost,
-        _,
-    ), route, parameters, _ in candidates:
-        for holds in tests:
+    for _, program, route, parameters, _ in candidates:
+        for holds in program.tests:
             if not holds(request):
                 break
         else:
-            charged = cost * (own_cost if read_cost is None else read_cost(request))
-            counters = default_counters
+            rule, identifiers, read_cost = program.rule, program.identifiers, program.read_cost
+            charged = cost * (program.cost if read_cost is None else read_cost(request))
+            counters, tiers = program.counters, program.tiers
             if tier is not None and tiers is not None:
-                counters = tiers(request) if callable(tiers) else _of_tier(tier(request), tiers, default_counters)
+                counters = tiers(request) if callable(tiers) else _of_tier(tier(request), tiers, counters)
             identities: Iterable[str | None]
             if len(identifiers) == 1:
                 identities = (identifiers[0](request, parameters, route),)

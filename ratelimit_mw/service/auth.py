@@ -117,7 +117,7 @@ class Auth:
             self._engine.report(verdict, rules, request)
         answers = self._answers_of(parameters.domain, rules)
         if verdict.allowed:
-            headers = answers.add_headers((), verdict) if answers.rated else []
+            headers = answers.add_headers((), verdict)
             await send({"type": "http.response.start", "status": 200, "headers": [*headers, _NO_CONTENT]})
             await send(_EMPTY_BODY)
             return

@@ -4,7 +4,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_mw.algorithms import NOTHING
@@ -57,8 +56,8 @@ It is a plain pair because one is made for each request.
 Taken = tuple[int, Sequence[Row], int | None]
 """The fields of a `Reply`. The outcomes may be plain tuples of their fields."""
 
-Taker = Callable[[], Taken]
-"""Decides on one request."""
+Taker = tuple[Callable[[Any], Taken], Any]
+"""A function that decides on one request, and its argument."""
 
 
 Denied = Callable[[Sequence[Ask], int, Reply], object]
@@ -115,11 +114,11 @@ class Store(ABC):
         return tell_denials(self.reply_to((asks, DECIDE)), asks, denied)
 
     def taker(self, asks: Sequence[Ask]) -> Taker | None:
-        """A function that does what `ask` does for these asks and `DECIDE`. None: `ask` is called.
+        """What does what `ask` does for these asks and `DECIDE`. None: the store takes several steps.
 
         The asks are enforced, none is a shadow. The function is called for each request with the same plan.
         """
-        return partial(self.ask, (asks, DECIDE))
+        return self.ask, (asks, DECIDE)
 
     @abstractmethod
     def keys(self, prefix: str) -> Iterator[str]:

@@ -3,8 +3,7 @@
 import logging
 import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import Ask, Quota, Reply, Row
@@ -28,7 +27,7 @@ _log = logging.getLogger("ratelimit_mw")
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
 _BATCH = 4  # a segment drops expired counters each time that it has grown by this many
 _CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
-_MOST_STEPS = 1024  # compiled decisions; overrides and elastic limits make new quotas
+_MOST_COMPILED = 1024  # compiled decisions; overrides and elastic limits make new quotas
 
 
 class _CounterDict(dict[str, bytes]):
@@ -40,8 +39,8 @@ class _CounterDict(dict[str, bytes]):
         self.upcoming: list[str] = []
 
 
-_Place = tuple[str, _CounterDict, Step]
-"""One ask: its key, the segment that has the counter, and the function that decides."""
+_Place = tuple[str, _CounterDict]
+"""The key of a counter, and the segment that has it."""
 
 
 class MemoryStore(Counters, Store):
@@ -74,7 +73,7 @@ class MemoryStore(Counters, Store):
         self._room = max_counters // self._count
         self._segments = [_CounterDict() for _ in range(self._count)]
         self._lock = threading.Lock()
-        self._steps: dict[tuple[int, int], tuple[Quota, Step]] = {}
+        self._known: dict[tuple[int, int], tuple[Quota, Step, Callable[[_Place], Taken]]] = {}
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
         reset_after_fork(self)
@@ -101,34 +100,43 @@ class MemoryStore(Counters, Store):
             return super().taker(asks)
         segments, count = self._segments, self._count
         if len(asks) == 1:
-            ((key, quota, cost, _),) = asks
-            return partial(self._take, key, segments[hash(key) % count], self._step(quota, cost))
-        places = [(key, segments[hash(key) % count], self._step(quota, cost)) for key, quota, cost, _ in asks]
-        return partial(self._take_all, asks, places)
+            ask = asks[0]
+            key = ask[0]  # an index reads a field of a NamedTuple faster than unpacking
+            return self._compiled(ask[1], ask[2])[2], (key, segments[hash(key) % count])
+        places = [(key, segments[hash(key) % count], self._compiled(quota, cost)[1]) for key, quota, cost, _ in asks]
+        return self._take_all, (asks, places)
 
-    def _step(self, quota: Quota, cost: int) -> Step:
-        """The compiled decision on requests of this cost."""
+    def _compiled(self, quota: Quota, cost: int) -> tuple[Quota, Step, Callable[[_Place], Taken]]:
+        """The quota, and the compiled decision on requests of this cost: as a step, and on one counter."""
         key = id(quota), cost  # by identity, because hashing a quota takes long. The entry holds it
-        known = self._steps.get(key)
+        known = self._known.get(key)
         if known is None:
-            if len(self._steps) >= _MOST_STEPS:
-                self._steps.clear()
-            known = self._steps[key] = quota, deciding(quota, cost)
-        return known[1]
+            if len(self._known) >= _MOST_COMPILED:
+                self._known.clear()
+            step = deciding(quota, cost)
+            known = self._known[key] = quota, step, self._taking(step)
+        return known
 
-    def _take(self, key: str, segment: _CounterDict, step: Step) -> Taken:
-        with self._lock:
-            now = self._now()
-            stored = segment.get(key, b"")
-            row, value = step(stored, now)
-            if value is not None:
-                if not stored:
-                    self._make_room(segment, now)
-                segment[key] = value
-        return now, (row,), None
+    def _taking(self, step: Step) -> Callable[[_Place], Taken]:
+        clock = self._now
 
-    def _take_all(self, asks: Sequence[Ask], places: Sequence[_Place]) -> Taken:
+        def take(place: _Place) -> Taken:
+            key, segment = place
+            with self._lock:
+                now = clock()
+                stored = segment.get(key, b"")
+                row, value = step(stored, now)
+                if value is not None:
+                    if not stored:
+                        self._make_room(segment, now)
+                    segment[key] = value
+            return now, (row,), None
+
+        return take
+
+    def _take_all(self, asked: tuple[Sequence[Ask], Sequence[tuple[str, _CounterDict, Step]]]) -> Taken:
         """Decide on all counters first, and charge them if none denies."""
+        asks, places = asked
         found: list[tuple[Row, bytes | None]] = []
         denied = False
         with self._lock:
