@@ -188,8 +188,8 @@ class _Reading:
     def _counts(self, candidate: Candidate, identifiers: tuple[Identifier, ...] = ()) -> bool:
         """Whether the request has an attribute that the rule counts by; with `identifiers`, that one of these needs."""
         rank, program, route, parameters, strict = candidate
-        probe = program._replace(
-            counters=_PROBE, tiers=None, read_cost=None, identifiers=identifiers or program.identifiers
+        probe = replace(
+            program, counters=_PROBE, tiers=None, read_cost=None, identifiers=identifiers or program.identifiers
         )
         return bool(self._charges((rank, probe, route, parameters, strict), None))
 
