@@ -85,7 +85,8 @@ def plan_of(limiter, **attributes):
         pytest.param([ONE, {**ONE, "name": "two"}], True, id="several counters"),
         pytest.param([{**ONE, "shadow": True}], False, id="a shadow rule, whose denials are counted"),
         pytest.param([{**ONE, "ban": BAN}], True, id="a ban"),
-        pytest.param([{**ONE, "count": {"status": [401]}}], False, id="a charge that is settled by the response"),
+        pytest.param([{**ONE, "count": {"status": [401]}}], True, id="a charge that is settled by the response"),
+        pytest.param([ONE, {**ONE, "name": "two", "limit": "9 concurrent"}], False, id="a place that is renewed"),
     ],
 )
 def test_a_plan_knows_how_it_is_executed(rules, one_step):
