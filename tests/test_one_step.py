@@ -86,7 +86,7 @@ def plan_of(limiter, **attributes):
         pytest.param([{**ONE, "shadow": True}], False, id="a shadow rule, whose denials are counted"),
         pytest.param([{**ONE, "ban": BAN}], True, id="a ban"),
         pytest.param([{**ONE, "count": {"status": [401]}}], True, id="a charge that is settled by the response"),
-        pytest.param([ONE, {**ONE, "name": "two", "limit": "9 concurrent"}], False, id="a place that is renewed"),
+        pytest.param([ONE, {"name": "two", "by": "ip", "limit": "9 concurrent"}], False, id="a place that is renewed"),
     ],
 )
 def test_a_plan_knows_how_it_is_executed(rules, one_step):
