@@ -22,7 +22,7 @@ from ratelimit_mw.stores.redis.faults import refusal
 
 GENERAL = 1
 """The bit of the script for requests of all kinds. Without it, `alike.lua` decides: each takes from one counter, all on
-the same terms."""
+the same terms, apart from the cost."""
 
 _REFUNDS = "\nrefunds["
 """The beginning of the second half of an algorithm's Lua file, which only the general script needs."""
@@ -142,7 +142,7 @@ _MANY = 8
 
 _Calls = tuple[Sequence[bytes], int, bytes, bytes, bool]
 """The keys of the asks, the parts of the script that they need, the terms, the places of the asks' terms among them
-(empty if all have the first), and whether each request has exactly one ask."""
+(empty if all have the first; without `GENERAL`, their costs), and whether each request has exactly one ask."""
 
 
 def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
@@ -159,12 +159,15 @@ def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
     known = [(_packed_quota(quota), cost) for (_, cost), quota in quota_of.items()]
     if any(each.quota.overdraft for each, _ in known):
         return None
-    places = b""
-    parts = reduce(or_, [each.part for each, _ in known])
-    if len(known) > 1:
-        parts |= GENERAL
-        places = _places(list(map(dict(zip(quota_of, count())).__getitem__, kinds)))
-    return list(map(str.encode, keys)), parts, b"".join([each.taking(cost) for each, cost in known]), places, True
+    encoded = list(map(str.encode, keys))
+    first, cost = known[0]
+    if len(known) == 1:
+        return encoded, first.part, first.taking(cost), b"", True
+    if all(each is first for each, _ in known):  # only the costs differ, as those of leases
+        return encoded, first.part, first.taking(cost), pack(f"<{len(costs)}d", *costs), True
+    places = _places(list(map(dict(zip(quota_of, count())).__getitem__, kinds)))
+    parts = reduce(or_, [each.part for each, _ in known], GENERAL)
+    return encoded, parts, b"".join([each.taking(cost) for each, cost in known]), places, True
 
 
 def _calls(requests: Sequence[StoreRequest]) -> _Calls:
