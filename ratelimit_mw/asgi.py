@@ -12,7 +12,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import AsgiDeferral
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.answers import LatestAnswers
-from ratelimit_mw.http.handle import AsyncHandle, FirstRequests
+from ratelimit_mw.http.handle import AsyncHandle
 from ratelimit_mw.http.responses import (
     AsgiResponseTracker,
     asyncio_runs,
@@ -20,7 +20,7 @@ from ratelimit_mw.http.responses import (
     lifespan_with,
     refunding,
 )
-from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
+from ratelimit_mw.http.setup import FirstRequests, built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of, asgi_told, detached_scope

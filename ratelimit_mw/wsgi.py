@@ -11,9 +11,9 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.http import WsgiDeferral
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import LatestAnswers, phrase
-from ratelimit_mw.http.handle import BlockingHandle, FirstRequests
+from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
-from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
+from ratelimit_mw.http.setup import FirstRequests, limiter_for, refuse_asgi_app, refuse_awaited, require_routes
 from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
 from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.http_request import WsgiRequest, detached_environ, wsgi_told

@@ -149,7 +149,7 @@ class Engine:
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
         """
-        taker = (plan.taker or self._taker(plan)) if plan.direct and commit else None
+        taker = (plan.taker or self.taker(plan)) if commit else None
         if taker is None:
             return drive(self.storage.store, self._steps(plan, rules, commit))
         due = self.tally.due  # to call what an attribute holds takes longer than to read and then call it
@@ -175,10 +175,11 @@ class Engine:
             return self.without_store(plan.charges, commit, started)
         return self._concluded(plan, reply, started)
 
-    def _taker(self, plan: Plan) -> Taker | None:
-        """What executes a direct plan in one step. None if the store does not offer it."""
-        plan.taker = self.storage.store.taker(plan.asks)
-        plan.direct = plan.taker is not None
+    def taker(self, plan: Plan) -> Taker | None:
+        """What executes a plan in one step, for callers that block. None if it takes several."""
+        if plan.taker is None and plan.direct:
+            plan.taker = self.storage.store.taker(plan.asks)
+            plan.direct = plan.taker is not None
         return plan.taker
 
     def _concluded(self, plan: Plan, reply: Taken, started: float) -> Verdict:

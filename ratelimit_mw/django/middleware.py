@@ -28,8 +28,8 @@ from ratelimit_mw.django.handles import (
 from ratelimit_mw.django.project import limiter, register_views, switched_off
 from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
 from ratelimit_mw.http.answers import LatestAnswers
-from ratelimit_mw.http.handle import FirstRequests, RequestHandle
-from ratelimit_mw.http.setup import refuse_awaited
+from ratelimit_mw.http.handle import RequestHandle
+from ratelimit_mw.http.setup import FirstRequests, refuse_awaited
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import Steps, adrive, drive

@@ -25,7 +25,7 @@ from ratelimit_mw.foresight.results import DeniedRequest, RuleResult, RulesOutco
 from ratelimit_mw.foresight.wording import namer
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import Ask, Charge, Outcome
+from ratelimit_mw.model import Ask, Charge, Row
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
@@ -148,15 +148,17 @@ class Simulation:
                     self._end_until(at)
         return verdict
 
-    def taken(self, at: int, plan: Plan) -> Sequence[Outcome] | None:
+    def taken(self, at: int, plan: Plan) -> Sequence[Row] | None:
         """Decide on a request at its time, and return the outcomes of its counters alone, in a third of the time.
 
         None if it takes more than one step, or responses are settled: nothing is decided then.
         """
-        if plan.take is None or self.rules.settling:
+        taker = self._engine.taker(plan)
+        if taker is None or self.rules.settling:
             return None
         self._clock.at = at
-        return plan.take()[1]
+        take, asked = taker
+        return take(asked)[1]
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""

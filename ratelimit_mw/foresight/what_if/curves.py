@@ -281,7 +281,7 @@ class _Makers:
                         outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
                     if outcomes:
                         for place in own:
-                            if not outcomes[place].allowed:
+                            if not outcomes[place][0]:
                                 denied += 1
                                 limited.add(identity_of(plan.charges[place].ask.key))
                                 break  # several counters of the rule deny one request
