@@ -20,10 +20,10 @@ from ratelimit_mw.http.responses import (
     lifespan_with,
     refunding,
 )
-from ratelimit_mw.http.setup import FirstRequests, built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
+from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
-from ratelimit_mw.identity.http_request import AsgiRequest, asgi_requests_of, asgi_told, detached_scope
+from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, asgi_requests_of, asgi_told, detached_scope
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
@@ -96,7 +96,7 @@ class RateLimitMiddleware:
         self._limiter = used
         self._engine = used.engine
         self._answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
-        self._first = FirstRequests(used, "ratelimit")
+        self._first = FirstRequests(used.engine.current, "ratelimit")
 
     @property
     def limiter(self) -> RateLimiter:

@@ -13,10 +13,10 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
-from ratelimit_mw.http.setup import FirstRequests, limiter_for, refuse_asgi_app, refuse_awaited, require_routes
+from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
 from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
 from ratelimit_mw.identity.app_routes import routed
-from ratelimit_mw.identity.http_request import WsgiRequest, detached_environ, wsgi_told
+from ratelimit_mw.identity.http_request import FirstRequests, WsgiRequest, detached_environ, wsgi_told
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
@@ -77,7 +77,7 @@ class RateLimitMiddleware:
             register_names(used, views)
 
         self.app = app
-        self._first = FirstRequests(used, "ratelimit.decision", look_again)
+        self._first = FirstRequests(used.engine.current, "ratelimit.decision", look_again)
         self.limiter = used
         self._engine = used.engine
         self._request_of = routed(WsgiRequest, app)

@@ -29,7 +29,8 @@ from ratelimit_mw.django.project import limiter, register_views, switched_off
 from ratelimit_mw.django.requests import Environ, Scope, user_of, visitor
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import RequestHandle
-from ratelimit_mw.http.setup import FirstRequests, refuse_awaited
+from ratelimit_mw.http.setup import refuse_awaited
+from ratelimit_mw.identity.http_request import FirstRequests
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import Steps, adrive, drive
@@ -79,7 +80,7 @@ class RateLimitMiddleware:
         self._limiter = limiter()
         self._engine = self._limiter.engine
         self._answers = LatestAnswers(name=str, value=str)
-        self._first = FirstRequests(self._limiter, None, partial(register_views, self._limiter))
+        self._first = FirstRequests(self._limiter.engine.current, None, partial(register_views, self._limiter))
         if not self._awaits:
             self._limiter.require(refuse_awaited)
             self._engine.storage.connect()

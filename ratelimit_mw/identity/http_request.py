@@ -1,10 +1,15 @@
-"""Requests of ASGI and WSGI, as rules read them. Both implement `Request`."""
+"""Requests of ASGI and WSGI, as rules read them. Both implement `Request`.
 
+The first requests also show mistakes in the setup, such as an untrusted proxy.
+"""
+
+import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.fields import MOST_LINES, Values, utf8
 from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
@@ -213,3 +218,86 @@ def detached_environ(environ: dict[str, Any]) -> dict[str, Any]:
             del copied[name]
     copied.pop("ratelimit.decision", None)
     return copied
+
+
+_log = logging.getLogger("ratelimit_mw")
+
+_EXAMINED = 100
+"""The number of requests that are examined."""
+
+_FORWARDING = ("X-Forwarded-For", "Forwarded", "X-Real-IP")
+
+
+class FirstRequests:
+    """Examines the first requests of a middleware, and logs each mistake in the setup that they show, once.
+
+    Args:
+        current: Returns the rules in force.
+        key: The key of the scope or the environ that holds the handle of an outer middleware. None if an outer
+            middleware is allowed.
+        look: Is called once, at the first request.
+    """
+
+    def __init__(self, current: Callable[[], Any], key: str | None, look: Callable[[], None] | None = None) -> None:
+        self._current = current
+        self._key = key
+        self._look = look
+        self._proxied = False
+        self.left = _EXAMINED
+        """The number of requests that are still to be examined."""
+
+    def examine(self, request: Request) -> None:
+        """Examine a request. Call it as long as some are left."""
+        self.left -= 1
+        if self._look is not None:
+            look, self._look = self._look, None
+            look()
+        if not self._proxied:
+            self._proxied = self._is_proxied(request)
+        if self._key is not None:
+            self._examine_handle(request.context.get(self._key))
+
+    def _is_proxied(self, request: Request) -> bool:
+        """Whether the request came through a proxy. Logs a proxy that is not trusted, or whose header can be forged."""
+        parts = self._current().parts
+        header = parts[0].attributes.client_address.header
+        if header is None:
+            return any("ip" in part.attributes.used for part in parts) and self._is_untrusted(request)
+        if "-" not in header or "wsgi.version" not in request.context or request.header(header) is None:
+            return False
+        if not drops_underscores(request.context):
+            _log.warning(
+                "a proxy is trusted for %s, but this WSGI server is not known to drop header names with '_': it "
+                "may take a client's %s for the same header, and the client then chooses its address. Let the "
+                "proxy drop such names (nginx does; Envoy: headers_with_underscores_action: REJECT_REQUEST), or "
+                "use gunicorn or waitress. If your proxy drops them, ignore this (logged once)",
+                header.title(),
+                header.title().replace("-", "_"),
+            )
+        return True
+
+    def _is_untrusted(self, request: Request) -> bool:
+        peer = request.peer
+        for name in _FORWARDING:
+            value = ",".join(request.header_lines(name.lower()))
+            # A server that trusts its proxy, as uvicorn does, has already replaced the peer by the reported address.
+            if value and not (peer and peer in value):
+                _log.warning(
+                    "a request came with %s, but client.trusted_proxies and client.trusted_hops are not set: it is "
+                    "counted as %s. If this is your proxy, all of its clients share one counter: add it to "
+                    "client.trusted_proxies. If no proxy of yours sets the header, ignore this (logged once)",
+                    name,
+                    canonical(peer) or "unknown",  # any other text may be a secret
+                )
+                return True
+        return False
+
+    def _examine_handle(self, around: object) -> None:
+        domain = self._current().domain
+        if getattr(around, "domain", None) == domain:
+            self._key = None
+            _log.warning(
+                "two middlewares around one app have the domain %r: each request is charged twice. Remove one of them, "
+                "or give them rules of different domains (logged once)",
+                domain,
+            )
