@@ -1,19 +1,20 @@
 """What the tests of envoyproxy/ratelimit ask of their service, asked of ours: in our words, with our answers.
 
-Each case names the test of theirs that has its situation (of test/service/ratelimit_test.go,
-test/redis/fixed_cache_impl_test.go or integration-test/scripts). An answer that differs on purpose has a comment, and a
-row in the table "Where the answers differ" of docs/moving-from-envoy-ratelimit.md.
+Each case names the test of theirs that has its situation. An answer that differs on purpose has a comment, and a row in
+the table "Where the answers differ" of docs/moving-from-envoy-ratelimit.md. go_cases.py has a table of all their cases.
 
 The messages are those of Envoy. Time stands still until a case moves it.
 """
 
-from typing import NamedTuple
+import re
 
 import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
+from tests.proxies.go_cases import FOUND_BY_USE, METRICS, README, REFUSED, TABLE
 from tests.proxies.running import free_ports, replace
-from tests.proxies.wire import Asked, over, passed, shown
+from tests.proxies.wire import Asked, Step, over, passed, shown
+from tests.support.apps import ROOT
 
 Refused = pytest.importorskip("ratelimit_mw.service.messages").Refused
 
@@ -83,24 +84,6 @@ REPLACES = """
 
 FAKE = ["foo=my bar=ann", "from=proxy to=fake"]
 OTHER = ["foo=other bar=other", "from=proxy to=fake"]
-
-
-class Step(NamedTuple):
-    """A request, and its answer.
-
-    Attributes:
-        descriptors: Each is a text: "foo=bar baz=shady". A number in front of it is its own hits: "0 service=1".
-        statuses: What is expected of each descriptor, in their order.
-        hits: The `hits_addend` of the request.
-        later: The seconds that pass before the request.
-        overall: The expected code, if it is not that of the statuses.
-    """
-
-    descriptors: list[str]
-    statuses: list[str]
-    hits: int = 0
-    later: float = 0
-    overall: str = ""
 
 
 @pytest.fixture
@@ -321,6 +304,7 @@ CASES = {
             Step([*OTHER], [NO_LIMIT, over("2/MINUTE fake_name", 0, 58)]),
         ],
     ),
+    **README,
 }  # fmt: skip
 
 
@@ -452,3 +436,54 @@ def test_hits_of_a_limit_in_shadow_mode_are_counted_as_over_it(shop, storage):
     for hits in (11, 2, 2, 1, 1):
         assert shown(ask(["a=b"], hits=hits))[0] == "OK"
     assert counted(ask) == [17, 2, 3, 15, 2]
+
+
+@pytest.mark.parametrize(("descriptor", "asked", "name"), METRICS.values(), ids=METRICS)
+def test_the_counts_of_a_descriptor_have_the_name_of_the_file(descriptor, asked, name, shop):
+    ask = shop(f"\n  - {descriptor}\n")
+    assert shown(ask([asked]))[0] == "OK"
+    (hits,) = ask.limiter.tally.snapshot().hits
+    assert ".".join(hits.path) == name
+
+
+@pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
+def test_a_file_that_their_service_refuses_is_refused(text, tmp_path):
+    path = tmp_path / "ratelimits.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError):
+        RateLimiter(path, storage="memory://")
+
+
+def test_two_files_of_one_domain_are_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text(f"domain: d\ndescriptors: [{{key: {name}}}]\n")
+    with pytest.raises(ConfigurationError, match="domain"):
+        RateLimiter(tmp_path, storage="memory://")
+
+
+PAGE = (ROOT / "docs/moving-from-envoy-ratelimit.md").read_text()
+DIFFERENCES = re.findall(r"^\| (.*?) \|", PAGE.partition("## Where the answers differ")[2], re.MULTILINE)[1:]
+
+
+def is_test(shown):
+    """Whether this is the file of a test and the beginning of its name, as in `test_lists.py::test_lists`."""
+    path, _, name = shown.partition("::")
+    return re.search(rf"^ *def {name}", (ROOT / "tests" / path).read_text(), re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: f"{case.where}: {case.name}")
+def test_each_case_of_theirs_is_the_same_or_differs_as_the_page_says(case):
+    if case.outcome == "differs":
+        assert case.shown in DIFFERENCES
+    elif case.outcome == "absent":
+        assert re.search(rf"(?<![A-Z_]){re.escape(case.shown)}(?![A-Z_*])", PAGE)
+    elif "::" in case.shown:
+        assert is_test(case.shown)
+    else:
+        assert case.outcome == "same"
+        assert any(each.startswith(case.shown) for each in (*CASES, *METRICS, *REFUSED))
+
+
+def test_each_difference_of_the_page_is_that_of_a_case_or_was_found_by_use():
+    assert set(DIFFERENCES) == {case.shown for case in TABLE if case.outcome == "differs"} | set(FOUND_BY_USE)
+    assert all(map(is_test, FOUND_BY_USE.values()))

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +16,24 @@ from ratelimit_mw.service.state import Service  # noqa: E402
 
 UNITS = rls_pb2.RateLimitResponse.RateLimit.Unit
 CODES = rls_pb2.RateLimitResponse.Code
+
+
+class Step(NamedTuple):
+    """A request, and its answer.
+
+    Attributes:
+        descriptors: Each is a text: "foo=bar baz=shady". A number in front of it is its own hits: "0 service=1".
+        statuses: What is expected of each descriptor, in their order.
+        hits: The `hits_addend` of the request.
+        later: The seconds that pass before the request.
+        overall: The expected code, if it is not that of the statuses.
+    """
+
+    descriptors: list[str]
+    statuses: list[str]
+    hits: int = 0
+    later: float = 0
+    overall: str = ""
 
 
 class Asked:
