@@ -12,7 +12,7 @@ from ratelimit_mw.service import Settings
 from ratelimit_mw.service.go_environment import VARIABLES, command_for, problems_of, read_file
 from ratelimit_mw.service.settings import FLAGS, flag_of
 from tests.support.apps import ROOT
-from tests.support.service import rules_at
+from tests.support.service import RULES, Serving, descriptor, request, rules_at
 
 PAGE = (ROOT / "docs" / "moving-from-envoy-ratelimit.md").read_text("utf-8")
 (SECTION,) = re.findall(r"^## Settings\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)
@@ -123,6 +123,13 @@ def test_a_file_becomes_a_command_and_notes(tmp_path):
     ]
 
 
+def words_of(environ):
+    """The words that a shell makes of the command for these variables."""
+    printed = command_for(environ).replace("ratelimit-mw serve", "printf '%s\\n'", 1)
+    ran = subprocess.run(["sh", "-c", printed], env=environ, capture_output=True, text=True, check=True, timeout=60)
+    return ran.stdout.split()
+
+
 TLS = {"REDIS_TLS": "true", "REDIS_TLS_CACERT": "/ca.pem", "REDIS_TLS_CLIENT_CERT": "/c.pem"}
 TLS |= {"REDIS_TLS_CLIENT_KEY": "/k.pem", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION": "true"}
 
@@ -161,9 +168,7 @@ TLS |= {"REDIS_TLS_CLIENT_KEY": "/k.pem", "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION"
     ],
 )  # fmt: skip
 def test_a_shell_passes_the_flags_of_the_command_that_is_printed(environ, flags):
-    printed = command_for(environ).replace("ratelimit-mw serve", "printf '%s\\n'", 1)
-    ran = subprocess.run(["sh", "-c", printed], env=environ, capture_output=True, text=True, check=True, timeout=60)
-    assert ran.stdout.split() == flags.split()
+    assert words_of(environ) == flags.split()
 
 
 def test_a_file_is_read_as_docker_and_shells_read_it(tmp_path):
@@ -189,3 +194,27 @@ def test_the_page_shows_what_the_command_prints():
     command = r"^\$ cat old.env\n(.*?)^\$ ratelimit-mw from-envoy-ratelimit old.env\n(.*?)^```"
     ((file, printed),) = re.findall(command, SECTION, re.MULTILINE | re.DOTALL)
     assert command_for(dict(line.split("=", 1) for line in file.splitlines())) == printed.strip()
+
+
+def test_the_command_serves_the_rules_of_the_old_service_from_its_redis(tmp_path, fresh_server):
+    folder = tmp_path / "ratelimit" / "config"
+    folder.mkdir(parents=True)
+    (folder / "shop.yaml").write_text(RULES)
+    environ = {
+        "RUNTIME_ROOT": str(tmp_path),
+        "RUNTIME_SUBDIRECTORY": "ratelimit",
+        "REDIS_SOCKET_TYPE": "tcp",
+        "REDIS_URL": f"127.0.0.1:{fresh_server.port}",
+        "REDIS_AUTH": "a-password",
+        "GRPC_HOST": "127.0.0.1",
+        "GRPC_PORT": "0",
+        "USE_STATSD": "false",
+    }
+    fresh_server.config("requirepass", "a-password")
+    with Serving("", *words_of(environ), **environ) as service:
+        codes = [service.ask(request("shop", descriptor(("user", "ann")))).overall_code for _ in range(4)]
+        written = "".join(service.lines)
+    assert codes == [1, 1, 1, 2]
+    assert len(fresh_server.client(password="a-password").keys("shop:*")) == 1
+    assert "envoyproxy" not in written
+    assert "a-password" not in written
