@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ratelimit_mw.service import Settings
-from ratelimit_mw.service.go_environment import VARIABLES, command_for, problems_of, read_file
+from ratelimit_mw.service.go_environment import VARIABLES, command_for, notes_on, problems_of, read_file
 from ratelimit_mw.service.settings import FLAGS, flag_of
 from tests.support.apps import ROOT
 from tests.support.service import RULES, Serving, descriptor, request, rules_at
@@ -218,3 +218,15 @@ def test_the_command_serves_the_rules_of_the_old_service_from_its_redis(tmp_path
     assert len(fresh_server.client(password="a-password").keys("shop:*")) == 1
     assert "envoyproxy" not in written
     assert "a-password" not in written
+
+
+@pytest.mark.parametrize(
+    ("environ", "notes"),
+    [
+        ({"GRPC_HOST": "127.0.0.1", "PORT": "1", "DEBUG_PORT": "2"}, ["serve", "--admin"]),
+        ({"GRPC_PORT": "1", "PORT": "1", "DEBUG_PORT": "2", "GRPC_CLIENT_TLS_CACERT": "/ca"}, ["--admin"]),
+        ({"GRPC_UDS": "/run/g", "HOST": "127.0.0.1", "DEBUG_HOST": "127.0.0.1"}, []),
+    ],
+)
+def test_an_address_for_others_is_noted_with_what_it_needs(environ, notes):
+    assert [note.split(", ")[1].split(" needs ")[0] for note in notes_on(environ)] == notes
