@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,11 +14,9 @@ from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, ta
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.wording import printable
+from ratelimit_mw.operations.board import Viewer
 from ratelimit_mw.operations.state import LiveState
 from ratelimit_mw.stores import STORES
-
-if TYPE_CHECKING:
-    from ratelimit_mw.operations.board import Viewer
 
 _EVERY = 1.0
 """Seconds between two frames."""
@@ -48,14 +45,12 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
     """
     with suppress(KeyboardInterrupt), open_limiter(config, storage) as limiter:
         scheme = limiter.storage_url.partition(":")[0]
-        if not STORES[scheme].server:
+        if not STORES[scheme].records:
             fail(
                 f"the processes of {scheme}:// do not share what they report; mount the page in the app, which shows "
-                "its own process, or name a Redis server with --storage",
+                "its own process, or name a storage that they share (Redis or lmdb) with --storage",
                 Exit.USAGE,
             )
-        from ratelimit_mw.operations.board import Viewer  # imported late: redis-py is slow to import
-
         viewer = Viewer(limiter)
         try:
             if as_json:
@@ -70,12 +65,12 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
             viewer.close()
 
 
-def _first(viewer: "Viewer") -> LiveState | None:
+def _first(viewer: Viewer) -> LiveState | None:
     """Return the state. End the command if the store does not answer."""
     return with_retries(viewer.state)
 
 
-def _show_each_second(viewer: "Viewer", console: Console, *, denied: bool, most: int) -> None:
+def _show_each_second(viewer: Viewer, console: Console, *, denied: bool, most: int) -> None:
     """Draw a frame each second, until KeyboardInterrupt.
 
     If the store does not answer, the last frame stays, below a line that says so.
@@ -129,9 +124,12 @@ def _version(version: str | None) -> str:
 
 def _traffic(state: LiveState) -> Text:
     rates, series = state["rates"], state["series"]
+    denied, asked = sum(series["denials"]), sum(series["requests"])
+    minutes = max(round(len(series["requests"]) * series["step"] / 60), 1)
     return Text(
         f"{rates['requests']:g} requests/s {_spark(series['requests'])}   "
         f"{rates['denials']:g} denials/s {_spark(series['denials'])}"
+        + (f"   {denied:,} of {asked:,} denied in {minutes} minute{'s' * (minutes != 1)}" if denied else "")
     )
 
 

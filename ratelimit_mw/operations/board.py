@@ -1,5 +1,7 @@
 """The board: keys in Redis to which processes write their reports as text, and from which they read those of others.
 
+Over `lmdb://`, the board is in files, see `stores.shared.records.FileBoard`.
+
 The board has a fixed number of places. Each place is a key, so no command has to search for keys. A process occupies a
 free place and writes its text there once a second. If it stops writing, the key expires. All keys have one hash tag, so
 a cluster has them on one node, and one MGET reads the board.
@@ -11,14 +13,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.operations.activity import together
 from ratelimit_mw.operations.report_codec import decode_report
 from ratelimit_mw.operations.state import LiveState, Outline, StoreState, state_of
 from ratelimit_mw.rules.compiled import key_of_domain
-from ratelimit_mw.stores.redis.records import CommandClient
+from ratelimit_mw.stores import kind_of
+
+if TYPE_CHECKING:
+    from ratelimit_mw.stores.shared.records import FileBoard
 
 PLACES = 128
 """The most limiters of all processes that can report at the same time."""
@@ -53,6 +58,8 @@ class Board:
     """
 
     def __init__(self, url: str, domain: str) -> None:
+        from ratelimit_mw.stores.redis.records import CommandClient  # imported late: redis-py is slow to import
+
         self._client = CommandClient(url)
         # The key of a counter has the name of a rule after the domain. In such a name, a tilde is escaped.
         tag = key_of_domain(domain)
@@ -125,6 +132,18 @@ class Board:
         return self._client.ask_all(self._keys[0], commands, _WITHIN)
 
 
+def open_board(url: str, domain: str) -> "Board | FileBoard | None":
+    """Return the board of a storage. None if each process has a storage of its own. See `Board` for the arguments."""
+    kind = kind_of(url)
+    if kind.server:
+        return Board(url, domain)
+    if not kind.records:
+        return None
+    from ratelimit_mw.stores.shared.records import FileBoard  # it needs the package lmdb
+
+    return FileBoard(url)
+
+
 class Viewer:
     """Reads what the processes of a limiter's storage report. It does not report itself. One thread may use it.
 
@@ -132,12 +151,15 @@ class Viewer:
         limiter: A limiter with the rules. It need not decide anything.
 
     Raises:
-        ValueError: The storage is not Redis, Sentinels or a cluster.
+        ValueError: The processes do not share their storage.
     """
 
     def __init__(self, limiter: RateLimiter) -> None:
         rules = limiter.rules
-        self._board = Board(limiter.storage_url, rules.parts[0].domain)
+        board = open_board(limiter.storage_url, rules.parts[0].domain)
+        if board is None:
+            raise ValueError("the processes do not share their storage")
+        self._board = board
         self._outline = Outline(rules)
         self._kind = limiter.storage_url.partition(":")[0]
 

@@ -204,7 +204,7 @@ class _Reporter:
 
 def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> StoreState:
     """Return what is known of the store: by the last exchange, and by the last decision if there were some lately."""
-    if sharing is None or not sharing.possible:
+    if sharing is None or not sharing.server:
         return StoreState(limiter.engine.tally.store, limiter.engine.tally.store_up, None)
     up = not sharing.away and (limiter.engine.tally.store_up or not deciding)
     return StoreState(limiter.engine.tally.store, up, sharing.latency_ms if up else None)

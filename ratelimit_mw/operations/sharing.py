@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ratelimit_mw.errors import ErrorReply, StoreUnavailable
+from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
 from ratelimit_mw.operations.activity import Activity, together
+from ratelimit_mw.operations.board import Board, open_board
 from ratelimit_mw.operations.report_codec import ProcessReport, decode_report, encode_report
 from ratelimit_mw.process_local import event, lazy, lock
 from ratelimit_mw.stores import kind_of
 
 if TYPE_CHECKING:
-    from ratelimit_mw.operations.board import Board
+    from ratelimit_mw.stores.shared.records import FileBoard
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -51,14 +52,17 @@ class Sharing:
     _end = lazy(event)
 
     def __init__(self, url: str, domain: str) -> None:
-        self.possible = kind_of(url).server
-        """True if the storage can be shared: it is a server."""
+        kind = kind_of(url)
+        self.possible = bool(kind.records)
+        """True if the processes share the storage."""
+        self.server = kind.server
+        """True if the storage is a server, so that an exchange shows whether it is up."""
         self.away = False
         """True if the server did not answer the last time."""
         self.latency_ms: float | None = None
         """The time of the last round trip, in milliseconds. None if there was none."""
         self._url, self._domain = url, domain
-        self._board: Board | None = None
+        self._board: Board | FileBoard | None = None
         self._others: Others | None = None
         self._reader: threading.Thread | None = None
         self._read_at = float("-inf")
@@ -122,11 +126,10 @@ class Sharing:
             found = Others(reports, together([each.activity for each in reports]) if reports else None)
         self._others, self._read_at = found, time.monotonic()
 
-    def _opened(self) -> "Board":
+    def _opened(self) -> "Board | FileBoard":
+        self._board = self._board or open_board(self._url, self._domain)
         if self._board is None:
-            from ratelimit_mw.operations.board import Board  # imported late: redis-py is slow to import
-
-            self._board = Board(self._url, self._domain)
+            raise StoreUnavailable("the processes do not share their storage")
         return self._board
 
     def _note(self, error: StoreUnavailable) -> None:
@@ -136,6 +139,8 @@ class Sharing:
             self._others = None
         if refused:
             self._log_once(f"the server refuses the reports of the live page: {error}")
+        elif isinstance(error, PermanentFault) and not self.server:
+            self._log_once(f"the live page shows only this process: {error}: {error.remedy}")
 
     def _log_once(self, message: str) -> None:
         if message not in self._logged:

@@ -31,8 +31,7 @@ class StoreKind(NamedTuple):
         opens: The function `(settings, clock)` that opens the store, as "package.module:name".
         records: The function `(url)` that opens the overrides and the switch, in the same form. "" if each process
             has its own, in its memory.
-        server: Whether the store is a server. A server can also keep the rules database, deferred requests and what
-            the live page shows.
+        server: Whether the store is a server. A server can also keep the rules database and deferred requests.
         named_by_domain: Whether a URL without a name gets the domain of the rules as its name.
     """
 

@@ -20,6 +20,7 @@ from ratelimit_mw.operations.board import Board
 from ratelimit_mw.operations.live import Live
 from ratelimit_mw.operations.report_codec import ProcessReport, encode_report
 from tests.cli.conftest import app_limiter
+from tests.operations.test_sharing import other_process
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
 from tests.support.processes import end, interruptible, spawn
@@ -52,6 +53,7 @@ def reported(server, clients):
 def masked(printed):
     """What was printed, without what depends on the time."""
     printed = re.sub(r"user=[\w-]{20}", "user=A-HASH-OF-20-LETTERS", printed)
+    printed = re.sub(r" +\d+ of \d+ denied in 1 minute", "", printed)  # only when a step of ten seconds has ended
     printed = re.sub(r"\d+(\.\d+)? (s|min|h|ms)\b", "T", printed)
     printed = re.sub(r"\b\d+(\.\d+)?(?= +(requests|denials)/s)", "N", printed)
     return re.sub(r" +", " ", re.sub(r"[▁▂▃▄▅▆▇█]+", "", printed))
@@ -100,11 +102,21 @@ def test_a_watching_command_does_not_report(run, any_server):
     assert not list(any_server.admin.scan_iter("*~live*"))
 
 
-@pytest.mark.parametrize("url", ["memory://", "lmdb:///tmp/counters"])
-def test_a_storage_that_is_not_shared_is_wrong_usage(run, url):
-    code, _, said = run("top", "--watch", "--storage", url)
+def test_all_processes_over_a_file_are_shown(run, tmp_path):
+    url = f"lmdb://{tmp_path}/limits"
+
+    def both():
+        code, printed, _ = run("top", "--watch", "--storage", url)
+        return code == 0 and "2 processes" in printed and re.search(r"ip=192\.0\.2\.9 +login +limited +\d", printed)
+
+    with other_process(url), other_process(url):
+        assert eventually(both)
+
+
+def test_a_storage_that_is_not_shared_is_wrong_usage(run):
+    code, _, said = run("top", "--watch", "--storage", "memory://")
     assert code == 2
-    assert f"the processes of {url.partition(':')[0]}:// do not share what they report" in said
+    assert "the processes of memory:// do not share what they report" in said
 
 
 def test_denied_without_watch_is_wrong_usage(run):
@@ -153,12 +165,14 @@ def test_a_frame_says_what_is_away_switched_off_and_measured(run):
         limiter.check({"ip": "192.0.2.1"})
         state = live.state()
     store = {"kind": "redis", "up": False, "latency_ms": None}
-    changed = {"switch": "off", "load": 0.25, "version": None, "store": store}
+    series = {"step": 10, "end": 0, "requests": [38_005] * 2 + [0] * 88, "denials": [51_392] + [0] * 89}
+    changed = {"switch": "off", "load": 0.25, "version": None, "store": store, "series": series}
     console = Console(width=160, no_color=True)
     with console.capture() as captured:
         console.print(frame({**state, **changed}, denied=False, most=20))
     printed = captured.get()
     assert "shop · rules of unknown version · switch off · redis away · load 25% · 1 process" in printed
+    assert "   51,392 of 76,010 denied in 15 minutes" in printed
     assert "no client is limited now" in printed
     assert "○ trial" in printed
     assert "○ a shadow rule" in printed

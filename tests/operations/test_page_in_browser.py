@@ -120,7 +120,7 @@ def test_what_clients_have_written_is_inert(visit):
 def test_the_figures_are_in_words_that_people_read(visit):
     visitor = with_state(visit())
     assert visitor.text("#requests") == "813"
-    assert visitor.text("#share") == "· 0.4 % of requests"
+    assert visitor.text("#share") == "· 5 of 60 in 1 min"
     assert visitor.text("#load") == "31 %"
     assert visitor.text("#latency") == "up · 0.4 ms"
     assert visitor.text("#processes") == "4 processes"

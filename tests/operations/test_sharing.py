@@ -1,6 +1,7 @@
 """What the processes of one storage tell each other: two of them, many viewers, a dead process, and no server."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import pytest
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.operations.board import PLACES, Board
 from ratelimit_mw.operations.live import Live
+from ratelimit_mw.stores.shared.records import FileBoard
 from tests.support.apps import ROOT
 from tests.support.patience import at_most, eventually
 from tests.support.processes import end, spawn
@@ -79,12 +81,18 @@ def reported(server):
     return list(server.admin.scan_iter("*~live*"))
 
 
-def test_two_processes_are_shown_together_until_one_is_killed(any_server):
-    with live(any_server.url) as (limiter, each), other_process(any_server.url) as process:
+@pytest.fixture(params=["redis", "lmdb"])
+def url(request, tmp_path):
+    """The URL of a storage that processes share."""
+    return f"lmdb://{tmp_path}/limits" if request.param == "lmdb" else request.getfixturevalue("any_server").url
+
+
+def test_two_processes_are_shown_together_until_one_is_killed(url):
+    with live(url) as (limiter, each), other_process(url) as process:
         limiter.check({"ip": "192.0.2.1"})
         state = eventually(lambda: together(each, 3))
         assert state["shared"]
-        assert state["store"]["kind"] == "redis"
+        assert state["store"]["kind"] == url.partition(":")[0]
         assert state["store"]["up"]
         (client,) = state["limited"]
         assert (client["client"], client["domain"], client["rule"]) == ("ip=192.0.2.9", "shop", "login")
@@ -102,6 +110,52 @@ def test_a_process_that_ends_is_not_shown_any_more(any_server):
         limiter.check({"ip": "192.0.2.1"})
         assert len(eventually(lambda: reported(any_server))) == 1
     eventually(lambda: not reported(any_server), within=7)  # before it would expire
+
+
+def reports(folder):
+    """The files in which processes report."""
+    return list(folder.glob("limits.live-" + "[0-9a-f]" * 16))
+
+
+def test_a_report_in_a_file_is_removed_at_the_end_or_by_the_next_process(tmp_path):
+    url = f"lmdb://{tmp_path}/limits?mode=660"
+    with live(url) as (limiter, _):
+        limiter.check({"ip": "192.0.2.1"})
+        (report,) = eventually(lambda: reports(tmp_path))
+        assert report.stat().st_mode & 0o777 == 0o660
+    eventually(lambda: not reports(tmp_path))
+    killed = report.with_name(f"limits.live-{'0' * 16}")
+    killed.write_text("{}")
+    killed.chmod(0o600)
+    os.utime(killed, (0, 0))
+    with live(url) as (limiter, _):
+        limiter.check({"ip": "192.0.2.1"})
+        eventually(lambda: reports(tmp_path) and not killed.exists())
+
+
+def test_a_report_that_others_may_write_is_not_read(tmp_path):
+    url = f"lmdb://{tmp_path}/limits"
+    with live(url) as (limiter, each), other_process(url):
+        limiter.check({"ip": "192.0.2.1"})
+        assert eventually(lambda: together(each, 3))
+        for report in reports(tmp_path):
+            forged = report.with_name(f"limits.live-{'f' * 16}")
+            forged.write_bytes(report.read_bytes())
+            forged.chmod(0o666)
+        assert len(reports(tmp_path)) == 3
+        assert len(FileBoard(url).read()) == 2
+
+
+def test_a_folder_that_does_not_exist_is_logged_once(tmp_path, caplog):
+    def said():
+        return [text for text in caplog.messages if "the live page shows only this process" in text]
+
+    with live(f"lmdb://{tmp_path}/missing/limits") as (limiter, each):
+        limiter.check({"ip": "192.0.2.1"})
+        (line,) = eventually(said)
+        assert "does not exist: create it" in line
+        assert each.state()["processes"] == 1
+    assert said() == [line]
 
 
 def test_every_key_expires_and_has_the_tag_of_the_domain(any_server):
@@ -278,9 +332,8 @@ def test_the_child_of_a_fork_reports_for_itself(any_server):
         process.stdout.close()
 
 
-@pytest.mark.parametrize("url", ["memory://", "lmdb://{}/counters"])
-def test_a_storage_without_a_server_shows_this_process_alone(tmp_path, url):
-    with live(url.format(tmp_path)) as (limiter, each):
+def test_a_storage_that_is_not_shared_shows_this_process_alone():
+    with live("memory://") as (limiter, each):
         limiter.check({"ip": "192.0.2.1"})
         state = each.state()
     assert (state["shared"], state["processes"], state["store"]["up"]) == (False, 1, True)

@@ -148,8 +148,6 @@ class Page:
         """Answer a request. None if the answer is `_data`. The guard comes first, so that others learn nothing."""
         if not admitted:
             return text_answer(403, "You may not see this page.")
-        if visit.path == "":
-            return text_answer(307, "The address of the page ends with a slash.", ("Location", visit.with_slash))
         if visit.path not in ("/", "/state.json", "/metrics"):
             return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
         if visit.method not in ("GET", "HEAD"):

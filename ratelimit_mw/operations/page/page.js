@@ -1,6 +1,7 @@
 "use strict";
 (() => {
   const EVERY = 2000, LATE = 5000, POINTS = 90;
+  const DATA = location.pathname.replace(/\/?$/, "/state.json");  // a proxy may have changed the path
   const id = name => document.getElementById(name);
   const SVG = "http://www.w3.org/2000/svg";
   const SWITCH = {
@@ -119,7 +120,10 @@
     const { requests, denials } = state.rates;
     say("requests", rate(requests));
     say("denials", rate(denials));
-    say("share", denials > 0 && requests > 0 ? "· " + number(denials / requests * 100, 1) + " % of requests" : "");
+    const sum = counts => counts.reduce((one, other) => one + other, 0);
+    const { step, requests: asked, denials: denied } = state.series;
+    const minutes = Math.max(1, Math.round(asked.length * step / 60));
+    say("share", sum(denied) ? `· ${number(sum(denied), 0)} of ${number(sum(asked), 0)} in ${minutes} min` : "");
     chart("requests", state.series.requests, state.series.step);
     chart("denials", state.series.denials, state.series.step);
 
@@ -147,7 +151,6 @@
     const figure = (value, look = "n") => ({ text: value ? rate(value) : "0", look: value ? look : "n zero" });
     fill("rules", state.rules.map(rule => {
       const { allowed, over, delayed, denied, shadow_denied } = rule.rates;
-      const sum = rule.denials.reduce((one, other) => one + other, 0);
       return [
         { text: named(rule.domain, rule.name), look: "name", tag: rule.shadow ? "shadow" : "" },
         { text: rule.limits.join(", ") },
@@ -156,7 +159,7 @@
         figure(delayed),
         shadow_denied ? { text: `${denied ? rate(denied) + " " : ""}(${rate(shadow_denied)})`, look: "n" } : figure(denied),
         { text: number(rule.bans, 0), look: rule.bans ? "n" : "n zero" },
-        { text: "", line: rule.denials, label: sum + " denials in the last 15 minutes" },
+        { text: "", line: rule.denials, label: sum(rule.denials) + " denials in the last 15 minutes" },
       ];
     }));
   }
@@ -186,7 +189,7 @@
     let again = true;
     let problem = "The server does not answer.";
     try {
-      const answer = await fetch("state.json", { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(LATE) });
+      const answer = await fetch(DATA, { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(LATE) });
       problem = answer.ok ? "The answer of the server cannot be read." : await refusal(answer);
       again = answer.status !== 401;  // otherwise each try would count as a wrong attempt
       if (answer.ok) {

@@ -8,13 +8,11 @@ import hmac
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.http.answers import phrase
 from ratelimit_mw.http.responses import Message, Send
-from ratelimit_mw.identity.fields import utf8
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.memory import MemoryStore
@@ -34,15 +32,13 @@ class Visit:
     Attributes:
         request: The request, as rules read it.
         method: The method.
-        root: Where the page is mounted, as in `/_limits`, or "".
-        path: The path below that. "" if the request has no slash after the root.
+        path: The path below the one under which the page is mounted. A proxy may show both under another one.
     """
 
-    def __init__(self, request: AsgiRequest | WsgiRequest, root: str, path: str) -> None:
+    def __init__(self, request: AsgiRequest | WsgiRequest, path: str) -> None:
         self.request = request
         self.method = request.method
-        self.root = root.rstrip("/")
-        self.path = path
+        self.path = path or "/"
 
     @property
     def token(self) -> str | None:
@@ -57,26 +53,18 @@ class Visit:
         except ValueError:
             return ""  # it is no token, but an attempt
 
-    @property
-    def with_slash(self) -> str:
-        """The address of the page, relative to a request without a slash at its end."""
-        return f"./{quote(self.root.rpartition('/')[2], safe='~')}/"
-
 
 def asgi_visit(scope: Message) -> Visit:
     """Return the request of a scope."""
     path, root = scope.get("path") or "", (scope.get("root_path") or "").rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):  # most servers and frameworks send the whole path
         path = path[len(root) :]
-    elif not root:
-        path = path or "/"
-    return Visit(AsgiRequest(scope), root, path)
+    return Visit(AsgiRequest(scope), path)
 
 
 def wsgi_visit(environ: dict[str, Any]) -> Visit:
     """Return the request of an environ."""
-    root, path = utf8(environ.get("SCRIPT_NAME") or ""), environ.get("PATH_INFO") or ""
-    return Visit(WsgiRequest(environ), root, path if root else path or "/")
+    return Visit(WsgiRequest(environ), environ.get("PATH_INFO") or "")
 
 
 def text_answer(status: int, text: str, *headers: tuple[str, str]) -> PageAnswer:

@@ -1,14 +1,19 @@
-"""Records in a small file beside the data file: the overrides and the kill switch.
+"""Small files beside the data file: the overrides and the kill switch, and what processes report to the live page.
 
-The file is JSON. A writer locks it, and replaces it by a complete new file. A reader needs no lock. The file stays when
-the data file is deleted, and it is kept over a reboot if its folder is.
+`FileRecords` is one file of JSON. A writer locks it, and replaces it by a complete new file. A reader needs no lock.
+The file stays when the data file is deleted, and it is kept over a reboot if its folder is.
+
+`FileBoard` is a file for each process, which it replaces once a second. No process reads and writes the reports of all.
 """
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
+from glob import escape
 from pathlib import Path
 
 from ratelimit_mw.errors import StoreUnavailable
@@ -18,6 +23,7 @@ from ratelimit_mw.stores.shared.location import Location
 
 _PATIENCE = 1.0  # seconds for one call
 _PAUSE = 0.001  # seconds between two attempts to lock the file
+_LASTS = 8.0  # seconds after which a report that is not written again is that of a process that has ended
 
 
 class FileRecords:
@@ -83,6 +89,64 @@ class FileRecords:
 
     def _create(self, content: bytes, *, replace: bool = False) -> None:
         create(self.name, self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=replace)
+
+
+class FileBoard:
+    """The reports of the processes that use a data file, each in a file of its own. See `operations.board.Board`.
+
+    Args:
+        url: an lmdb:// URL.
+
+    Raises:
+        ValueError: the URL is malformed.
+    """
+
+    has_place = True
+
+    def __init__(self, url: str) -> None:
+        self._location = Location.parse(url)
+        self.leave()
+
+    def leave(self) -> None:
+        """Write another file from now on. The child of a fork must call this."""
+        self._own = secrets.token_hex(8)
+        self._begun = False
+
+    def put(self, text: str) -> bool:
+        """Write the text of this process. The first time, remove the files of processes that have ended."""
+        if not self._begun:
+            self._begun = True
+            self.read()
+        content = text.encode()
+        create(
+            self._path(self._own), self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=True
+        )
+        return True
+
+    def read(self) -> list[bytes]:
+        """Return the texts of the other processes. Files that this user may not read are left out."""
+        found: list[bytes] = []
+        pattern = Path(self._path(""))
+        for path in pattern.parent.glob(f"{escape(pattern.name)}{'[0-9a-f]' * len(self._own)}"):
+            if path.name.endswith(self._own):
+                continue
+            with suppress(OSError, StoreUnavailable):
+                with os.fdopen(open_permitted(str(path), self._location), "rb") as file:
+                    lasts = time.time() - os.fstat(file.fileno()).st_mtime < _LASTS
+                    found += [file.read()] if lasts else []
+                if not lasts:
+                    path.unlink()
+        return found
+
+    def withdraw(self) -> None:
+        """Remove the text of this process."""
+        Path(self._path(self._own)).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Do nothing: files are open only during a call."""
+
+    def _path(self, name: str) -> str:
+        return f"{self._location.path}.live-{name}"
 
 
 def _parsed(raw: bytes) -> Texts:
