@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench import service
 from bench.measure import Figure
 from bench.report import JSON, ROOT, Results, bar, number, ours, part, ratio, sentence, shown, summary, verdict
 from bench.shared import CHECK_TITLE, LIMITS_MEMORY, MEMORY, PACED_TITLE, REDIS, SEVERAL, SIZE_TITLE, rate_title
@@ -19,9 +20,10 @@ README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 SCALING = ROOT / "docs" / "scaling.md"
 CONSISTENCY = ROOT / "docs" / "consistency.md"
+MOVING = ROOT / "docs" / "moving-from-envoy-ratelimit.md"
 THROTTLING = ROOT / "docs" / "throttling.md"
 FIGURES = JSON.with_name("figures.md")
-PAGES = BENCHMARKS, SCALING, CONSISTENCY, THROTTLING, README, FIGURES
+PAGES = BENCHMARKS, SCALING, CONSISTENCY, THROTTLING, MOVING, README, FIGURES
 PICTURE = JSON.with_name("overview.png")
 DEMAND = 10_000_000
 """Requests a second in the example of docs/scaling.md."""
@@ -39,6 +41,7 @@ def blocks(results: Results) -> dict[Path, dict[str, str]]:
         SCALING: {"capacity": capacity(results)},
         CONSISTENCY: {"leases": leases(results)},
         THROTTLING: {"elastic": elastic(results)},
+        MOVING: {"sizing": sizing(results)},
         README: {"headlines": headlines(results)},
         FIGURES: {"rows": rows(results)},
     }
@@ -187,6 +190,33 @@ replaces ten calls by one, and {number(_up(2 * masters / 10))} masters at half l
 a counter that all requests share (`by: global`). With a lease, each process settles once or twice a second, which makes
 at most {number(2 * processes)} calls a second.
 """
+
+
+# ------------------------------------------------------------------- docs/moving-from-envoy-ratelimit.md
+
+
+def sizing(results: Results) -> str:
+    """The decisions of one core by gRPC and by `/auth`, and of several processes."""
+    lines = ["| decisions a second of one core | gRPC | `/auth` |", "|---|---|---|"]
+    for title, grpc, auth in (
+        ("counters in memory", "ShouldRateLimit, memory", "/auth, memory"),
+        ("counters on Redis", "ShouldRateLimit, Redis", "/auth, Redis"),
+        ("a constant answer of the same server", service.GRPC, service.HTTP),
+    ):
+        rates = [_of_one_core(results, what) for what in (grpc, auth)]
+        lines.append(f"| {title} | {number(rates[0])} | {number(rates[1])} |")
+    if "workers" not in results.rows:
+        return "\n".join([*lines, "", "The last full run did not measure several processes.", ""])
+    lines += ["", "| on Redis | CPU of a gRPC decision | decisions a second of as many cores |", "|---|---|---|"]
+    for count in service.WORKERS:
+        title = service.workers_title(count)
+        cpu, rate, _ = (each for each in results.rows["workers"] if each.what == title)
+        lines.append(f"| `--workers {count}` | {shown(cpu.ours, cpu.unit)} | {number(rate.ours.median)} |")
+    return "\n".join([*lines, "", f"{results.rows['workers'][0].note}.", ""])
+
+
+def _of_one_core(results: Results, what: str) -> float:
+    return next(each.ours.median for each in results.rows["service"] if (each.what, each.unit) == (what, "/s"))
 
 
 # ----------------------------------------------------- docs/consistency.md, docs/throttling.md

@@ -50,7 +50,7 @@ def cost(who: str, url: str, number: int) -> Run:
     running = Running("-m", "bench.served", who, url).__enter__()  # it ends with this process
     loop, coming = asyncio.new_event_loop(), STREAMS["known"]()
     messages = (_message(request) for request in coming)
-    calls = loop.run_until_complete(_connected(running.target))
+    calls = loop.run_until_complete(_connected(running.targets[0]))
     loop.run_until_complete(ask(calls, messages, SEEN["known"]))
 
     def run() -> float:

@@ -28,6 +28,8 @@ CONNECTIONS = 4  # as many as an Envoy with four worker threads opens
 REQUESTS = 4_000
 ROUNDS = 11
 STARTS = 5
+WORKERS = 1, 2, 4
+BY_CPU = "decisions of as many cores, by their CPU time"
 GRPC = "grpcio, a constant answer"
 HTTP = "uvicorn, a constant answer"
 
@@ -76,6 +78,25 @@ def _beside(effort: Effort, port: str, what: str, constant: str, bars: dict[str,
         yield alone(title, [1e6 / each for each in micros], "/s", note="decisions of one core, by its CPU time")
 
 
+def workers(effort: Effort) -> Iterator[Figure]:
+    """The same over Redis by several processes: the processor time of all of them for each decision, and their rate."""
+    number = effort.part(REQUESTS)
+    with Server(BINARIES[0]) as server:
+        contestants = {count: (of_workers, count, server.url, number) for count in WORKERS}
+        taken: dict[int, list[Any]] = in_turn(contestants, effort.rounds(ROUNDS))
+    for count, rounds in taken.items():
+        micros = [cpu for cpu, _ in rounds]
+        yield alone(workers_title(count), micros, "us", note="CPU of all workers for a decision")
+        yield alone(workers_title(count), [count * 1e6 / each for each in micros], "/s", note=BY_CPU)
+        rates = [rate for _, rate in rounds]
+        yield alone(workers_title(count), rates, "/s", note="measured, with the client on the same cores")
+
+
+def workers_title(count: int) -> str:
+    """What the figures of so many processes are called."""
+    return f"ShouldRateLimit, Redis, --workers {count}"
+
+
 def start(effort: Effort) -> Iterator[Figure]:
     """From the start of the process to its readiness, with 1 000 rules."""
     rules = "\n".join(f"  - {{name: r{n}, match: {{path: /p{n}}}, by: ip, limit: 5 per minute}}" for n in range(1000))
@@ -95,18 +116,23 @@ class Running:
 
     Args:
         words: What Python is called with. The server says on standard error where it is ready.
+        servers: How many processes of the server say so.
     """
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, servers: int = 1) -> None:
         self._words = words
+        self._servers = servers
+        self.targets: list[str] = []
+        """Where the servers are ready."""
 
     def __enter__(self) -> Self:
         self.process = spawn([sys.executable, *self._words], stderr=subprocess.PIPE)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if b"ready: " in line:
-                self.target = line.decode().rpartition(" ")[2].strip()
-                return self
+                self.targets.append(line.decode().rpartition(" ")[2].strip())
+                if len(self.targets) == self._servers:
+                    return self
         raise RuntimeError("the server did not start")
 
     def __exit__(self, *exc_info: object) -> None:
@@ -115,8 +141,10 @@ class Running:
         self.process.stderr.close()
 
     def cpu(self) -> float:
-        """The microseconds of processor time that all threads of the server have had."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        """The microseconds of processor time that all threads of the server and of its processes have had."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        tasks = [task for each in (pid, *children) for task in Path(f"/proc/{each}/task").glob("*/schedstat")]
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e3
 
 
@@ -156,10 +184,10 @@ def http_messages() -> list[bytes]:
 Call = Callable[[bytes], Awaitable[Any]]
 
 
-async def grpc_calls(target: str) -> list[Call]:
+async def grpc_calls(*targets: str) -> list[Call]:
     """What asks over each connection. gRPC sends several calls over one."""
     options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.aio.insecure_channel(target, options) for _ in range(CONNECTIONS)]
+    channels = [grpc.aio.insecure_channel(targets[place % len(targets)], options) for place in range(CONNECTIONS)]
     calls: list[Any] = [channel.unary_unary(METHOD) for channel in channels]
     return [calls[place % CONNECTIONS] for place in range(IN_FLIGHT)]
 
@@ -199,12 +227,30 @@ def cost(port: str, url: str, number: int) -> Run:
     running = Running(*words).__enter__()  # it ends with this process
     loop = asyncio.new_event_loop()
     messages = itertools.cycle(grpc_messages() if port == "grpc" else http_messages())
-    calls = loop.run_until_complete((grpc_calls if port == "grpc" else http_calls)(running.target))
+    calls = loop.run_until_complete((grpc_calls if port == "grpc" else http_calls)(running.targets[0]))
     loop.run_until_complete(ask(calls, messages, 2 * USERS))
 
     def run() -> float:
         before = running.cpu()
         loop.run_until_complete(ask(calls, messages, number))
         return (running.cpu() - before) / number
+
+    return run
+
+
+def of_workers(count: int, url: str, number: int) -> Run:
+    """The microseconds of all processes for a decision, and the decisions in a second of the clock."""
+    rules = Path(tempfile.mkdtemp(prefix="rlmw-bench-")) / "rules.yaml"
+    rules.write_text(RULES.format(url=url), "utf-8")
+    words = (*_service("grpc", rules), "--workers", str(count))
+    running = Running(*words, servers=count).__enter__()  # it ends with this process
+    loop, messages = asyncio.new_event_loop(), itertools.cycle(grpc_messages())
+    calls = loop.run_until_complete(grpc_calls(*running.targets))
+    loop.run_until_complete(ask(calls, messages, 2 * USERS))
+
+    def run() -> tuple[float, float]:
+        before, begun = running.cpu(), time.monotonic()
+        loop.run_until_complete(ask(calls, messages, number))
+        return (running.cpu() - before) / number, number / (time.monotonic() - begun)
 
     return run

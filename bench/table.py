@@ -63,6 +63,7 @@ ROWS = (
         "`ratelimit-mw serve`: CPU of a decision beside a constant answer of the same server, and its start",
         ("service.decisions", "service.auth", "service.start"),
     ),
+    Row("workers", "`ratelimit-mw serve` by several processes, over Redis", ("service.workers",), held=False),
     Row(
         "shared",
         "`lmdb://`: counters that the processes of one machine share",

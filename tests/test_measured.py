@@ -48,6 +48,7 @@ def test_the_pages_have_a_place_for_each_table():
         "scaling.md": ["capacity"],
         "consistency.md": ["leases"],
         "throttling.md": ["elastic"],
+        "moving-from-envoy-ratelimit.md": ["sizing"],
         "README.md": ["headlines"],
         "figures.md": ["rows"],
     }
