@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw.foresight.logs import inputs
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnusableLog, find_format
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
@@ -32,6 +33,10 @@ NAMES = {
     "traefik.json": "json (Traefik)",
     "envoy.json": "json (Envoy)",
     "csv.csv": "csv",
+    "google.json": "json (Google Cloud)",
+    "cloudflare.json": "json (Cloudflare)",
+    **dict.fromkeys(("cloudfront.log", "iis.log"), "w3c"),
+    **dict.fromkeys(("kubernetes.log", "docker.log", "compose.log", "combined_more.log"), "combined"),
     "nginx_timed.log": "the given format",
     "apache_timed.log": "the given format",
 }
@@ -252,6 +257,54 @@ def test_a_format_is_detected_only_if_its_addresses_are_addresses():
     with pytest.raises(UnusableLog, match=r"look like 'common', but have 'example.com' in place of an address \(%h\)"):
         find_format("auto", [f"example.com {line}"], {})
     assert find_format("auto", [line] * 9 + [line.replace("192.0.2.1", "example.com")], {}).name == "common"
+
+
+AGENT = {"main", "nginx", "common", "csv", "uvicorn", "nginx_timed", "apache_timed", "haproxy"}
+"""The logs of this folder without a user agent, or with another one."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_user_agent_is_read_from_each_format_that_has_it(name):
+    found, _ = entries(LOGS / name, ["agent"], form=FORMATS[name])
+    agents = {each.agent for each in found}
+    assert len(agents) == 1
+    assert name.partition(".")[0] in AGENT or agents & {
+        "curl/8.5.0",
+        "Mozilla/5.0 (X11; Linux x86_64)",
+        "Mozilla/5.0 (Windows NT 10.0; Win64; x64)",
+    }
+
+
+TURNED = [
+    "combined.log",
+    "caddy.json",
+    "csv.csv",
+    "cloudfront.log",
+]
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_file_that_begins_with_its_newest_line_is_read_from_its_end(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "_BLOCK", 500)
+    monkeypatch.setattr(inputs, "_TURNED", 1)
+    monkeypatch.setattr(inputs, "_LEAST_TURNED", 5)
+    text = (LOGS / name).read_text()
+    *lines, newest, last = text.splitlines(keepends=True)
+    lines += [last, newest]
+    head = [line for line in lines if line.startswith(("#", "time,"))]
+    path = tmp_path / "access.log"
+    path.write_text("".join(head + lines[len(head) :][::-1]))
+    found, log = entries(path, ["status"], disorder=1)
+    assert [(round((each.at - START) / 1e6), each.method) for each in found] == [(line[0], line[2]) for line in EIGHT]
+    assert log.unreadable.count == 0
+
+
+def test_a_compressed_log_that_begins_with_its_newest_line_is_refused_with_the_command_that_turns_it(tmp_path):
+    path = tmp_path / "access.log.gz"
+    lines = [f'192.0.2.1 - - [01/Mar/2026:12:0{9 - minute}:00 +0000] "GET / HTTP/1.1" 200 5\n' for minute in range(10)]
+    path.write_bytes(gzip.compress("".join(lines).encode()))
+    with pytest.raises(UnusableLog, match=r"`zcat \S+ \| tac \| ratelimit-mw replay - …`"):
+        entries(path)
 
 
 def test_an_unknown_place_is_refused_with_the_known_ones():

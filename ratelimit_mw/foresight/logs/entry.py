@@ -154,7 +154,8 @@ def _request(text: Text) -> tuple[str, str] | None:
     """Return the method and the target of a line. None if they are those of no request."""
     line, target = text("request"), text("target")
     if line:
-        return split_request(line)
+        found = split_request(line)
+        return found and (found[0], origin_form(found[1]))
     if target is None and (path := text("path")) is not None:
         query = (text("query") or "").removeprefix("?").removeprefix("-")
         target = f"{path}?{query}" if query else path
@@ -162,7 +163,21 @@ def _request(text: Text) -> tuple[str, str] | None:
         raise ValueError("the line has no request")
     method = text("method")
     method = "GET" if method is None else method
-    return (method, target) if method.isascii() and method.isalpha() and target and target != "-" else None
+    if not (method.isascii() and method.isalpha() and target and target != "-"):
+        return None
+    return method, origin_form(target)
+
+
+def origin_form(target: str) -> str:
+    """Return the path and the query of a target. Proxies and load balancers write the whole URL."""
+    if target.startswith("/"):
+        return target
+    scheme, found, rest = target.partition("://")
+    if not found or not scheme.isalpha():
+        return target
+    host = rest.partition("?")[0].partition("/")[0]
+    rest = rest.removeprefix(host)
+    return rest if rest.startswith("/") else f"/{rest}"
 
 
 def split_request(line: str) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from ratelimit_mw.foresight.logs.entry import TIMES, LogEntry, Unreadable, is_private
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import (
+    FIELDS_LINE,
     PRODUCTS,
     NamedFormat,
     columns_of,
@@ -13,25 +14,40 @@ from ratelimit_mw.foresight.logs.structured import (
     delimiter_of,
     looks_like_json,
     product_of,
+    w3c_places,
 )
 from ratelimit_mw.identity.address import canonical
 
+_COMBINED = (
+    '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent"'
+)
+
 NAMED = {
-    "combined": '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
-    '"$http_referer" "$http_user_agent"',
+    "combined": _COMBINED,
     "common": '%h %l %u %t "%r" %>s %b',
-    "main": '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
-    '"$http_referer" "$http_user_agent" "$http_x_forwarded_for"',
+    "main": f'{_COMBINED} "$http_x_forwarded_for"',
     "vhost_combined": '%V:%p %h %l %u %t "%r" %>s %O "%{Referer}i" "%{User-Agent}i"',
     "uvicorn": '[$time_local] $remote_addr:$remote_port - "$request" $status',
+    "ingress-nginx": f"{_COMBINED} $request_length $request_time [$proxy_upstream_name] [$proxy_alternative]",
+    "traefik": f'{_COMBINED.replace("$time_local", "$begin_local")} $number "$router" "$server" ${{milliseconds}}ms',
+    "haproxy": "$syslog$remote_addr:$remote_port [$begin_haproxy] $frontend $backend $phases$milliseconds $status "
+    '$sent $cookie $set_cookie $ended $connections $queues$captured "$request"',
+    "envoy": '[$begin_iso8601] "$request" $status $flags $received $sent $milliseconds $upstream "$forwarded_for" '
+    '"$http_user_agent" "$request_id" "$host" "$upstream_host"',
+    "alb": "$type $time_iso8601 $elb $remote_addr:$remote_port $target $before $during $after $status $target_status "
+    '$received $sent "$request" "$http_user_agent"',
 }
 """The formats with a name. `combined` is that of nginx, Apache, gunicorn and many others. `main` is in nginx's own
-configuration file, `vhost_combined` in Debian's of Apache. `uvicorn` is what `UVICORN` configures."""
+configuration file, `vhost_combined` in Debian's of Apache. `uvicorn` is what `UVICORN` configures. The others are those
+that proxies and load balancers write if they are not told otherwise."""
 
-WORDS = ("auto", *NAMED, "json", "csv")
+WORDS = ("auto", *NAMED, "json", "csv", "w3c")
 """What `--format` takes. Any other text is a format with variables."""
 
-_DETECTED = ("main", "vhost_combined", "combined", "common", "uvicorn")
+_DETECTED = (
+    *("ingress-nginx", "traefik", "alb", "envoy", "haproxy"),
+    *("main", "vhost_combined", "combined", "common", "uvicorn"),
+)
 """The order in which formats are tried: those with more fields first."""
 
 _UVICORN_LINE = re.compile(r'\w+: +\S+ - "[A-Z]+ \S+ HTTP/[0-9.]+" [0-9]{3} .*')
@@ -90,6 +106,8 @@ def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Line
         return _json(lines, places)
     if wanted == "csv":
         return _csv(lines[0], places)
+    if wanted == "w3c":
+        return _w3c(lines, places)
     if wanted in NAMED:
         return PatternFormat(wanted, NAMED[wanted], places)
     if "$" not in wanted and "%" not in wanted:
@@ -101,6 +119,8 @@ def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> Line
 def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     if looks_like_json(lines):
         return _json(lines, places)
+    if any(line.startswith(FIELDS_LINE) for line in lines):
+        return _w3c(lines, places)
     doubt = ""
     for name in _DETECTED:
         if _fits(PatternFormat(name, NAMED[name]), lines):
@@ -125,14 +145,15 @@ def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     )
 
 
-def _read(form: LineFormat, lines: Sequence[str], wanted: Sequence[str] = ()) -> list[LogEntry]:
+def read_sample(form: LineFormat, lines: Sequence[str], wanted: Sequence[str] = ()) -> list[LogEntry]:
+    """Return the requests of the first lines of a log."""
     text = "".join(f"{line.rstrip(chr(10))}\n" for line in lines)
     return form.reader(wanted, Unreadable()).read(text.encode("utf-8", "replace"))
 
 
 def _stranger(form: LineFormat, lines: Sequence[str]) -> str | None:
     """Return what stands in place of an address, if this is more than a tenth of the lines, otherwise None."""
-    ips = [entry.ip for entry in _read(form, lines)]
+    ips = [entry.ip for entry in read_sample(form, lines)]
     strange = [ip for ip in ips if canonical(ip) is None] if form.has("ip") else []
     return strange[0] if 10 * len(strange) > len(ips) else None
 
@@ -147,7 +168,7 @@ def proxied(form: LineFormat, sample: Sequence[str]) -> str:
         form: The format of the lines.
         sample: The first lines of a log.
     """
-    entries = _read(form, sample, (_FORWARDED,)) if form.has("ip") and form.has(_FORWARDED) else []
+    entries = read_sample(form, sample, (_FORWARDED,)) if form.has("ip") and form.has(_FORWARDED) else []
     if len({entry.ip for entry in entries}) != 1 or not is_private(entries[0].ip):
         return ""
     if not any(canonical((entry.extra[0] or "").rpartition(",")[2]) for entry in entries):
@@ -189,6 +210,18 @@ def _json(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
             f"The first line is: {lines[0].strip():.200}"
         )
     return form
+
+
+def _w3c(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
+    header = next((line for line in lines if line.startswith(FIELDS_LINE)), "")
+    columns = header.removeprefix(FIELDS_LINE).split()
+    merged = {**w3c_places(columns), **{field: (place,) for field, place in places.items()}}
+    if not _usable(merged):
+        raise UnusableLog(
+            "the line `#Fields:` of this log, if it has one, does not name the time and the request (date, time and "
+            f"cs-uri-stem). The first line is: {lines[0].strip():.200}"
+        )
+    return NamedFormat("w3c", merged, commented=True)
 
 
 def _csv(header: str, places: Mapping[str, str]) -> LineFormat:

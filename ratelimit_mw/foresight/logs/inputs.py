@@ -7,17 +7,20 @@ log. Lines are therefore often a little out of order.
 import bz2
 import gzip
 import heapq
+import json
 import lzma
+import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import SEEK_END
+from itertools import chain, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Self
 
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
-from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format, proxied
+from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format, proxied, read_sample
 from ratelimit_mw.model import SECOND
 
 _BLOCK = 1 << 18
@@ -36,6 +39,9 @@ _DECOMPRESSORS: Sequence[tuple[bytes, Any]] = (
 )
 """How files begin that are compressed, and what opens them. The names of files say less: rotated logs have any."""
 
+_READERS = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
+"""The commands that read compressed files."""
+
 STANDARD_INPUT = "-"
 
 
@@ -52,6 +58,9 @@ class Log:
     def __init__(self, path: str) -> None:
         self.path = path
         self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
+        self._stream = self._raw
+        self._size = 0  # of a file that is read from its end
+        self._unwrap: Callable[[bytes], bytes] | None = None
         self._head: list[bytes] = []
         self._blocks = self._read()
         self.unreadable = Unreadable()
@@ -70,7 +79,8 @@ class Log:
     @property
     def position(self) -> int:
         """The number of bytes of the file that were read. 0 for standard input."""
-        return 0 if self.path == STANDARD_INPUT else self._raw.tell()
+        place = 0 if self.path == STANDARD_INPUT else self._raw.tell()
+        return self._size - place if self._size else place
 
     def close(self) -> None:
         """Close the file. Standard input stays open."""
@@ -91,9 +101,50 @@ class Log:
             if len(lines) > _SAMPLE:
                 break
         sample = list(islice((line for line in lines if line.strip()), _SAMPLE))
+        self._unwrap = _unwrapping(sample)
+        if self._unwrap is not None:
+            whole = self._unwrap("".join(f"{line}\n" for line in sample).encode("utf-8", "replace"))
+            sample = whole.decode("utf-8", "replace").splitlines()
         self.format = find_format(wanted, sample, places)
         self.proxied = proxied(self.format, sample)
+        if _is_turned(self.format, sample):
+            self._turn(self.format)
         return self.format
+
+    def _turn(self, form: LineFormat) -> None:
+        """Read the log from its end.
+
+        Raises:
+            UnusableLog: It is a stream, or compressed.
+        """
+        if self._stream is not self._raw or not self._raw.seekable():
+            reader = f"{_READERS.get(Path(self.path).suffix, 'zcat')} {self.path}"
+            source = "…" if self.path == STANDARD_INPUT else reader
+            raise UnusableLog(
+                f"{self.path} begins with its newest line, and a stream cannot be read from its end. "
+                f"Turn it with `{source} | tac | ratelimit-mw replay - …`"
+            )
+        names = form.names_in(self._head[0])
+        self._head = [names] if names else []
+        self._blocks = self._backwards(len(names))
+
+    def _backwards(self, begin: int) -> Iterator[bytes]:
+        """Yield blocks of whole lines from the end of the file to a place in it, the last line first."""
+        end, rest = self._raw.seek(0, SEEK_END), b""
+        self._size = end
+        while end > begin:
+            start = max(begin, end - _BLOCK)
+            self._raw.seek(start)
+            chunk = self._raw.read(end - start) + rest
+            first, newline, lines = chunk.partition(b"\n") if start > begin else (b"", b"\n", chunk)
+            rest = first if newline else chunk
+            end = start
+            if newline and lines:
+                yield b"".join(line + b"\n" for line in reversed(lines.removesuffix(b"\n").split(b"\n")))
+                rest += b"\n" if first else b""
+            if len(rest) > _LONGEST:
+                self.unreadable.add(rest[:1000].decode("utf-8", "replace"))
+                rest = b""
 
     def entries(self, wanted: Sequence[str]) -> Iterator[list[LogEntry]]:
         """Read the log after `detect`: yield the requests of one block after the other.
@@ -107,10 +158,11 @@ class Log:
         if self.format is None:
             raise UnusableLog("the format is not known yet")
         reader = self.format.reader(wanted, self.unreadable)
+        unwrap = self._unwrap or bytes
         while self._head:
-            yield reader.read(self._head.pop(0))
+            yield reader.read(unwrap(self._head.pop(0)))
         for block in self._blocks:
-            yield reader.read(block)
+            yield reader.read(unwrap(block))
 
     def _read(self) -> Iterator[bytes]:
         """Yield blocks of whole lines. Raises OSError for a damaged file, too."""
@@ -130,6 +182,7 @@ class Log:
         if opener is None:
             return self._raw
         opened: IO[bytes] = opener(self._raw)
+        self._stream = opened
         return opened
 
     def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
@@ -152,6 +205,57 @@ class Log:
         if rest:
             yield rest + b"\n"
 
+
+_WRAPPED = re.compile(
+    rb"^(?:"
+    rb"[0-9T:.-]{19,35}(?:Z|[+-][0-9:]{5}) (?:std(?:out|err) [FP] )?"  # of docker with times, and of Kubernetes
+    rb"|[\w.-]{1,80} +\| "  # of docker compose
+    rb"|\[pod/[\w./-]{1,200}\] "  # of kubectl with prefixes
+    rb")",
+    re.MULTILINE,
+)
+_DOCKER = re.compile(r'\s*\{"log"\s*:\s*"')
+
+
+def _unprefixed(block: bytes) -> bytes:
+    """Return lines without what a runtime of containers has put before them."""
+    return _WRAPPED.sub(b"", _WRAPPED.sub(b"", block))  # compose writes one before another
+
+
+def _unwrapped(block: bytes) -> bytes:
+    """Return the lines in a log of docker, whose lines are JSON. An unreadable line stays as it is."""
+    found: list[str] = []
+    for line in block.decode("utf-8", "replace").splitlines():
+        try:
+            text = json.loads(line)["log"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            text = line
+        found.append(str(text).rstrip("\n"))
+    return "".join(f"{line}\n" for line in found).encode("utf-8", "replace")
+
+
+def _unwrapping(sample: Sequence[str]) -> Callable[[bytes], bytes] | None:
+    """Return a function that takes what a runtime of containers has put around lines away. None if it has not."""
+    if 2 * sum(_DOCKER.match(line) is not None for line in sample) > len(sample):
+        return _unwrapped
+    wrapped = sum(_WRAPPED.match(line.encode()) is not None for line in sample)
+    return _unprefixed if 2 * wrapped > len(sample) else None
+
+
+_LEAST_TURNED = 10
+"""A log with fewer lines is never taken as one that begins with its newest line."""
+
+
+def _is_turned(form: LineFormat, sample: Sequence[str]) -> bool:
+    """Return True if a log begins with its newest line."""
+    times = [entry.at // SECOND for entry in read_sample(form, sample)]
+    steps = [after - before for before, after in pairwise(times) if after != before]
+    falling = sum(step < 0 for step in steps)
+    return len(times) >= _LEAST_TURNED and falling >= 0.9 * len(steps) > 0 and times[0] - times[-1] > _TURNED
+
+
+_TURNED = 60
+"""The seconds by which the first line of such a log is behind the last one of the sample, at least."""
 
 _at = itemgetter(0)
 _MERGED = 1024

@@ -39,7 +39,8 @@ class Variable(NamedTuple):
     read: TimeReader | None = None
 
 
-_DAY = r"[0-9]{2}/[A-Z][a-z]{2}/[0-9]{4}:[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})? [+-][0-9]{4}"
+_DATE = r"[0-9]{2}/[A-Z][a-z]{2}/[0-9]{4}:[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?"
+_DAY = rf"{_DATE} [+-][0-9]{{4}}"
 _ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]++(?:Z|[+-][0-9:]{4,6})?"
 _NUMBER = r"[0-9.]++|-"
 _STATUS = r"[0-9]{3}|-"
@@ -72,6 +73,16 @@ _NGINX = {
         Variable("$body_bytes_sent", "", _NUMBER),
         Variable("$bytes_sent", "", _NUMBER),
         Variable("$request_length", "", _NUMBER),
+        # Those of other proxies. Their own names for these values are no names of variables.
+        Variable("$begin_local", "time", _DAY, common_time),
+        Variable("$begin_iso8601", "time", _ISO, iso_time),
+        Variable("$begin_haproxy", "time", rf"{_DATE}", lambda text: common_time(f"{text} +0000")),
+        Variable("$forwarded_for", "ip"),
+        Variable("$milliseconds", "duration_ms", _NUMBER),
+        Variable("$queues", "", r"[0-9]++/[0-9]++"),
+        Variable("$phases", "", r"(?:[0-9+-]++/){4}"),
+        Variable("$captured", "", r"(?: \{[^}\n]*+\}){0,2}"),
+        Variable("$syslog", "", r"(?:[^\[\n]*+\[[0-9]++\]: )?"),
     )
 }
 _NGINX_FAMILIES = (("$http_", "header:"), ("$cookie_", "cookie:"))
@@ -243,11 +254,15 @@ class PatternFormat:
             raise ValueError("the format has no known variable for the time ($time_local, $msec, %t …)")
         if not self._fields.intersection(("request", "target", "path")):
             raise ValueError("the format has no known variable for the request ($request, $request_uri, %r …)")
-        self._line = re.compile(_expression(parts, frozenset())[0] + r"\r?")
+        self._line = re.compile(_expression(parts, frozenset())[0] + r"(?:[ \t][^\n]*+)?\r?")
 
     def fits(self, line: str) -> bool:
-        """Return True if a line is in this format."""
+        """Return True if a line is in this format. It may have further fields at its end."""
         return self._line.fullmatch(line.rstrip("\n")) is not None
+
+    def names_in(self, _block: bytes) -> bytes:
+        """Return the first lines of a log, which name its values. This format has none."""
+        return b""
 
     def has(self, field: str) -> bool:
         """Return True if the format tells a field: one of `FIELDS`, `header:N`, `cookie:N`, or one of `--field`."""
@@ -387,7 +402,7 @@ class PatternReader:
         plain, agent = self._plain, self._agent
         for row in rows:
             try:
-                if plain and row[method]:  # the usual case, in a third of the time
+                if plain and row[method] and row[method + 1][0] == "/":  # the usual case, in a third of the time
                     code = int(row[status]) if status >= 0 and row[status] != "-" else 0
                     address = row[ip] if ip >= 0 else ""
                     if "," in address:

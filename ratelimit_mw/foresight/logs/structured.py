@@ -1,4 +1,7 @@
-"""Reads logs whose lines name their values: JSON, one object for each line, and CSV with a line of names."""
+"""Reads logs whose values have names: JSON, one object for each line, CSV with a line of names, and W3C's format.
+
+In W3C's format, that of IIS and CloudFront, a line begins with `#Fields:` and names the values of the lines behind it.
+"""
 
 import csv
 import json
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from typing import Any
+from urllib.parse import unquote
 
 from ratelimit_mw.foresight.logs.entry import (
     DURATIONS,
@@ -56,6 +60,24 @@ PRODUCTS: Mapping[str, Places] = {
         "header:x-forwarded-for": ("x_forwarded_for", "x-forwarded-for"),
         "header:user-agent": ("user_agent", "user-agent"),
     },
+    "Google Cloud": {
+        "time": ("timestamp",),
+        "ip": ("httpRequest.remoteIp",),
+        "method": ("httpRequest.requestMethod",),
+        "target": ("httpRequest.requestUrl",),
+        "status": ("httpRequest.status",),
+        "duration": ("httpRequest.latency",),
+        "header:user-agent": ("httpRequest.userAgent",),
+    },
+    "Cloudflare": {
+        "time": ("EdgeStartTimestamp",),
+        "ip": ("ClientIP",),
+        "method": ("ClientRequestMethod",),
+        "target": ("ClientRequestURI", "ClientRequestPath"),
+        "host": ("ClientRequestHost",),
+        "status": ("EdgeResponseStatus",),
+        "header:user-agent": ("ClientRequestUserAgent",),
+    },
     "nginx": {
         "end": ("msec", "time_iso8601", "time_local", "time", "timestamp", "@timestamp"),
         "ip": ("remote_addr",),
@@ -97,18 +119,28 @@ class NamedFormat:
         name: The name of the format.
         places: Where each field is.
         delimiter: The text between two values of a line of CSV. None: the lines are JSON.
+        commented: The lines are in W3C's format.
     """
 
-    def __init__(self, name: str, places: Places, delimiter: str | None = None) -> None:
+    def __init__(self, name: str, places: Places, delimiter: str | None = None, *, commented: bool = False) -> None:
         self.name = name
         self._places = places
         self._delimiter = delimiter
+        self._commented = commented
 
     def fits(self, line: str) -> bool:
         """See `PatternFormat`."""
         unreadable = Unreadable()
         NamedReader(self._places, (), unreadable, None).read(line.encode())
         return not unreadable.count
+
+    def names_in(self, block: bytes) -> bytes:
+        """See `PatternFormat`."""
+        lines = block.splitlines(keepends=True)
+        if self._commented:
+            comments = list(takewhile(lambda line: line.startswith(b"#"), lines))
+            return b"".join(comments)
+        return lines[0] if self._delimiter is not None else b""
 
     def has(self, field: str) -> bool:
         """See `PatternFormat`."""
@@ -123,7 +155,8 @@ class NamedFormat:
 
     def reader(self, wanted: Sequence[str], unreadable: Unreadable) -> "NamedReader":
         """See `PatternFormat`."""
-        return NamedReader(self._places, wanted, unreadable, self._delimiter)
+        reader = CommentedReader if self._commented else NamedReader
+        return reader(self._places, wanted, unreadable, self._delimiter)
 
 
 class NamedReader:
@@ -191,6 +224,52 @@ class NamedReader:
             places = (f"{prefix}{_titled(name)}", f"{prefix}{name}")
         texts = (_text_of(value_at(values, place)) for place in places)
         return next((text for text in texts if text is not None), None)
+
+
+FIELDS_LINE = "#Fields:"
+
+_W3C = {
+    "ip": ("c-ip",),
+    "method": ("cs-method",),
+    "path": ("cs-uri-stem",),
+    "query": ("cs-uri-query",),
+    "status": ("sc-status",),
+    "host": ("x-host-header", "cs-host", "cs(Host)"),
+    "user": ("cs-username",),
+    "header:x-forwarded-for": ("x-forwarded-for", "cs(X-Forwarded-For)"),
+    "header:user-agent": ("cs(User-Agent)",),
+}
+_MOMENT = "date time"
+
+
+def w3c_places(columns: Sequence[str]) -> Places:
+    """Return where the fields are among columns in W3C's format. CloudFront takes the time in seconds, IIS in ms."""
+    found = {field: names for field, names in _W3C.items() if not set(names).isdisjoint(columns)}
+    if {"date", "time"} <= set(columns):
+        found["end"] = (_MOMENT,)
+    if "time-taken" in columns:
+        found["duration" if "x-edge-location" in columns else "duration_ms"] = ("time-taken",)
+    return found
+
+
+class CommentedReader(NamedReader):
+    """Reads lines in W3C's format. A line with names may come again, as after a restart."""
+
+    _names: Sequence[str] = ()
+
+    def entry_of(self, line: str) -> LogEntry | None:
+        """See `NamedReader`. A comment has no request, and is not counted."""
+        if not line.startswith("#"):
+            return super().entry_of(line)
+        if line.startswith(FIELDS_LINE):
+            self._names = line.removeprefix(FIELDS_LINE).split()
+        return None
+
+    def _values(self, line: str) -> Any:
+        cells = line.rstrip("\r").split("\t" if "\t" in line else " ")
+        values = dict(zip(self._names, cells, strict=True))
+        values[_MOMENT] = f"{values.get('date')}T{values.get('time')}Z"
+        return {name: unquote(cell.replace("+", " ")) if "(" in name else cell for name, cell in values.items()}
 
 
 def columns_of(line: str, delimiter: str) -> list[str]:

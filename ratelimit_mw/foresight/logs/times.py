@@ -130,7 +130,7 @@ class KnownTimes(dict[str, int]):
 def duration(text: str, unit: float) -> int:
     """Read a duration in a unit of so many microseconds. -1 if the text is not a number, as "-" where it is unknown."""
     try:
-        length = float(text) * unit
+        length = float(text.removesuffix("s")) * unit
     except ValueError:
         return -1
     return round(length) if 0 <= length < _LATEST else -1
