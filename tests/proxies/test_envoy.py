@@ -7,9 +7,10 @@ import time
 
 import httpx2
 import pytest
+import yaml
 
 from tests.proxies.odd import REQUESTS, fate, sent
-from tests.proxies.running import project, run
+from tests.proxies.running import free_ports, project, run
 from tests.proxies.wire import request, rls_pb2
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
@@ -137,6 +138,38 @@ def test_the_service_writes_the_headers_and_the_body():
     assert answers[3].headers["content-type"] == "application/json"
     assert answers[3].json() == {"message": "Too many requests"}
     assert answers[2].text == "GET /"
+
+
+PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute"
+
+
+def test_hits_of_a_descriptor_admit_no_more_than_the_limit_and_are_given_back():
+    def with_hits(**hits):
+        config = yaml.safe_load((here.directory / "envoy.yaml").read_text())
+        (listener,) = config["static_resources"]["listeners"]
+        (host,) = listener["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+        asked = {"actions": [{"remote_address": {}}], "hits_addend": hits}
+        host["routes"] = host["routes"][-1:]
+        host["typed_per_filter_config"] = {"envoy.filters.http.ratelimit": {"@type": PER_ROUTE, "rate_limits": [asked]}}
+        (here.directory / "hits.yaml").write_text(yaml.safe_dump(config))
+        return here.envoy("hits.yaml")
+
+    with project() as here, here.app(), here.service("ratelimits.yaml"):
+        with with_hits(number=2) as envoy:
+            answers = ask(envoy, "/", 3, "127.0.0.2")
+            assert statuses(answers) == [200, 429, 429], "2 of 3, then 4, which makes a debt"
+        with with_hits(number=4, is_negative_hits=True) as envoy:
+            (answer,) = ask(envoy, "/", 1, "127.0.0.2")
+            assert (answer.status_code, answer.headers["x-ratelimit-remaining"]) == (200, "3")
+
+
+def test_headers_do_not_say_0_while_the_store_is_away():
+    with project() as here, here.app():
+        nowhere = f"redis://127.0.0.1:{free_ports(1)[0]}/0"
+        with here.service("ratelimits.yaml", "--storage", nowhere), here.envoy("envoy.yaml") as envoy:
+            answers = ask(envoy, "/", 5, "127.0.0.2")
+    assert statuses(answers) == [200] * 5
+    assert [name for each in answers for name in each.headers if "ratelimit" in name] == []
 
 
 def test_tokens_are_charged_when_the_response_is_over_and_may_go_into_debt():
