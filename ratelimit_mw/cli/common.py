@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
 from rich.cells import cell_len
@@ -149,10 +149,16 @@ def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     return table
 
 
+def console_of(stream: TextIO) -> Console:
+    """Return what writes to a stream: whole lines if it is no terminal, and plain text if NO_COLOR is set."""
+    width = None if stream.isatty() else _WIDE
+    plain = "NO_COLOR" in os.environ
+    return Console(file=stream, highlight=False, width=width, color_system=None if plain else "auto")
+
+
 def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """Print a table, see `table_of`."""
-    terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, highlight=False, width=None if terminal else _WIDE)
+    console = console_of(sys.stdout)
     with console.capture() as captured:
         console.print(table_of(columns, rows))
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.cli.common import Exit, fail, fail_with
+from ratelimit_mw.cli.common import Exit, console_of, fail, fail_with
 from ratelimit_mw.errors import ConfigurationError, Invalid, StoreUnavailable
 from ratelimit_mw.foresight.logs.formats import WORDS, UnusableLog
 from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT
@@ -114,14 +114,13 @@ def progress_of(command: str, logs: list[str]) -> Iterator[Callable[[int, int], 
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # imported late: few commands need it
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     known = STANDARD_INPUT not in logs
     total = sum(Path(log).stat().st_size for log in logs if Path(log).is_file()) if known else None
     columns = (TextColumn(command), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
     begun = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console_of(sys.stderr), transient=True) as progress:
         task = progress.add_task(command, total=total, done="")
 
         def show(lines: int, position: int) -> None:

@@ -110,6 +110,7 @@ def replay(
             against=against,
             form=form,
             places=places_of(field),
+            lenient=lenient,
             since=time_of(since, "--since") or 0,
             until=time_of(until, "--until"),
             match=match,

@@ -52,7 +52,7 @@ def suggest(
         places = places_of(field)
         check_fields(places)
         with progress_of("suggest", logs) as on_progress:
-            traffic.read(logs, form, places, on_progress)
+            traffic.read(logs, form, places, on_progress, lenient=lenient)
         require_readable(traffic.unreadable, traffic.lines, lenient=lenient)
         proposal = propose(traffic, check)
     options = [*([] if form == "auto" else ["--format", form])]

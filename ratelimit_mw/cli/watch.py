@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ratelimit_mw.cli.common import Exit, bars, fail, open_limiter, say_json, table_of, with_retries
+from ratelimit_mw.cli.common import Exit, bars, console_of, fail, open_limiter, say_json, table_of, with_retries
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.wording import printable
@@ -20,9 +20,6 @@ from ratelimit_mw.stores import STORES
 
 _EVERY = 1.0
 """Seconds between two frames."""
-
-_WIDE = 160
-"""The columns of a frame if the output is not a terminal."""
 
 _POINTS = 3
 """The steps of a series that one character of a sparkline shows: half a minute."""
@@ -56,11 +53,10 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
             if as_json:
                 say_json(_first(viewer) or {"processes": 0})
             elif sys.stdout.isatty():
-                _show_each_second(viewer, Console(highlight=False), denied=denied, most=most)
+                _show_each_second(viewer, console_of(sys.stdout), denied=denied, most=most)
             else:
                 state = _first(viewer)
-                console = Console(file=sys.stdout, highlight=False, width=_WIDE, no_color=True)
-                console.print(frame(state, denied=denied, most=most) if state is not None else NO_REPORT)
+                console_of(sys.stdout).print(frame(state, denied=denied, most=most) if state is not None else NO_REPORT)
         finally:
             viewer.close()
 

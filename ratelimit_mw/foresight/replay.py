@@ -35,6 +35,7 @@ class Options:
         against: The rules to compare with. None: nothing is compared.
         form: The format of the logs, see `find_format`.
         places: Where fields are in the logs, by their names.
+        lenient: Find the format of a log of which much cannot be read.
         since: The first time that is replayed, in microseconds since the epoch.
         until: The end: requests from this time on are not replayed.
         match: The template of the paths that are replayed. "" for all paths.
@@ -52,6 +53,7 @@ class Options:
     against: Config | None = None
     form: str = "auto"
     places: Mapping[str, str] = field(default_factory=dict)
+    lenient: bool = False
     since: int = 0
     until: int | None = None
     match: str = ""
@@ -104,7 +106,7 @@ class _Run:
         check_fields(options.places, [name for part in parts for name in part.attributes.custom])
         _check_rule(options.what_if, self.simulations[0])
         self._logs = [stack.enter_context(Log(path)) for path in options.logs]
-        self._formats = [log.detect(options.form, options.places) for log in self._logs]
+        self._formats = [log.detect(options.form, options.places, lenient=options.lenient) for log in self._logs]
         stack.enter_context(quiet())
         self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
         self._collects = has_numpy()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ratelimit_mw.cli.common import console_of, table_of
 from ratelimit_mw.cli.replayed import rows_to_show
 from tests.cli.test_command import command
 from tests.foresight.logs_of import LOGS
@@ -258,6 +259,31 @@ def test_a_log_with_more_than_a_tenth_unreadable_needs_lenient(replay):
     assert "1 of 6 lines could not be read:\n  what\n" in out
     assert (code, err) == (1, "ratelimit-mw: more than 10 % of the lines can't be read; see --format and --lenient\n")
     assert replay("bad.log", "--format", "main", "--lenient")[0] == 0
+
+
+def test_the_format_of_a_log_of_which_half_is_unreadable_is_found_with_lenient(replay):
+    lines = Path("access.log").read_text().splitlines(keepends=True)
+    Path("half.log").write_text("".join(f"{good}bad {number}\n" for number, good in enumerate(lines)))
+    assert replay("half.log")[0] == 1
+    code, out, _ = replay("half.log", "--lenient")
+    assert (code, out.splitlines()[0]) == (0, "half.log: main")
+    assert "3 of 5 requests would have been denied" in out
+    assert "5 of 10 lines could not be read:\n  bad 0\n" in out
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_table_on_a_terminal_is_plain_text_with_no_color(plain, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if plain:
+        monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    console_of(terminal).print(table_of(("rule",), [("everything",)]))
+    assert ("\x1b[" in terminal.getvalue()) is not plain
 
 
 def test_without_an_asked_rule_the_exit_code_is_1(replay):

@@ -76,13 +76,14 @@ class UnusableLog(ValueError):
         self.usage = usage
 
 
-def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -> LineFormat:
+def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str], *, lenient: bool = False) -> LineFormat:
     """Return the format of a log.
 
     Args:
         wanted: A word of `WORDS`, or a format with variables.
         sample: The first lines of the log, at most 1 000.
         places: Where further fields are, by their names: `--field`.
+        lenient: Leave out of the sample what is not like most of it.
 
     Raises:
         UnusableLog: At least 90 % of the sample must be in the format, and no known format has so many.
@@ -92,13 +93,21 @@ def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str]) -
         raise UnusableLog("the log is empty")
     try:
         if wanted == "auto":
-            return _detected(lines, places)
+            return _detected(_alike(lines) if lenient else lines, places)
         found = _named(wanted, lines, places)
     except ValueError as error:
         if isinstance(error, UnusableLog):
             raise
         raise UnusableLog(f"--format: {error}", usage=True) from error
     return found
+
+
+def _alike(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines that are JSON, or in the format with a name that most lines have. All lines if these are few."""
+    found = [[line for line in lines if line.lstrip().startswith("{")]]
+    found += [list(filter(PatternFormat(name, NAMED[name]).fits, lines)) for name in _DETECTED]
+    most = max(found, key=len)
+    return most if 10 * len(most) >= len(lines) else lines
 
 
 def _named(wanted: str, lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:

@@ -87,7 +87,7 @@ class Log:
         if self.path != STANDARD_INPUT:
             self._raw.close()
 
-    def detect(self, wanted: str, places: Mapping[str, str]) -> LineFormat:
+    def detect(self, wanted: str, places: Mapping[str, str], *, lenient: bool = False) -> LineFormat:
         """Find the format of the log. See `find_format` for the arguments.
 
         Raises:
@@ -105,7 +105,7 @@ class Log:
         if self._unwrap is not None:
             whole = self._unwrap("".join(f"{line}\n" for line in sample).encode("utf-8", "replace"))
             sample = whole.decode("utf-8", "replace").splitlines()
-        self.format = find_format(wanted, sample, places)
+        self.format = find_format(wanted, sample, places, lenient=lenient)
         self.proxied = proxied(self.format, sample)
         if _is_turned(self.format, sample):
             self._turn(self.format)

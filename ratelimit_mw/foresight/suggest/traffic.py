@@ -126,6 +126,8 @@ class Traffic:
         form: str = "auto",
         places: Mapping[str, str] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        lenient: bool = False,
     ) -> None:
         """Add the requests of logs.
 
@@ -134,6 +136,7 @@ class Traffic:
             form: The format of the logs, see `find_format`.
             places: Where fields are in the logs, by their names.
             on_progress: Is called after each part of a log, with the numbers of requests and of bytes that were read.
+            lenient: Find the format of a log of which much cannot be read.
 
         Raises:
             UnusableLog: The format of a log is not known, it has no addresses, or the logs are too large.
@@ -142,7 +145,7 @@ class Traffic:
         with ExitStack() as stack:
             logs = [stack.enter_context(Log(path)) for path in paths]
             for log in logs:
-                found = log.detect(form, places or {})
+                found = log.detect(form, places or {}, lenient=lenient)
                 self.formats.append(found.name)
                 if not found.has("ip"):
                     text = f"{log.path} has no address of the client. `--field ip=…` says where it is"
