@@ -136,6 +136,7 @@ class RateLimitMiddleware:
                 finally:
                     request.context = detached_scope(scope)
                 return
+            await _turn(verdict)  # of a service: other rules that delay requests are special
         latest, answers = self._answers.latest
         if latest is not rules:
             answers = self._answers.of(rules)
@@ -248,6 +249,12 @@ class RateLimitMiddleware:
     def _asked(self) -> Iterable[Found]:
         """What the decorators of the app's endpoints ask for."""
         return [found for route in self._routes() for found in rules_of_view(getattr(route, "endpoint", None))]
+
+
+async def _turn(verdict: Verdict) -> None:
+    """Wait for the turn of a request."""
+    if verdict.delay:
+        await asyncio.sleep(verdict.delay / SECOND)
 
 
 async def _serve(app: App, verdict: Verdict, request: AsgiRequest, receive: Receive, send: Send) -> None:

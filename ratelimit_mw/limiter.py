@@ -504,12 +504,18 @@ class RateLimiter:
     def _lists(self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], hits: int) -> "ListsRequest":
         from ratelimit_mw.envoy.lists import ListsRequest  # imported late: most apps do not use it
 
+        self._require_rules("check_lists()")
         return ListsRequest(self.engine, self._rules_of(domain), lists, hits)
 
     def _explaining(self, rules: Rules, request: Request, cost: int, named: ByName) -> "Steps[Explanation]":
         from ratelimit_mw.decision.explanation import explaining  # imported late: most apps do not use it
 
+        self._require_rules("explain()")
         return explaining(self.engine, rules, request, cost, named_rule(**named) if named else None)
+
+    def _require_rules(self, method: str) -> None:
+        if self.rules.asking is not None:
+            raise RuntimeError(f"{method} needs rules, and this app asks a service, which has them: ask the service")
 
     def _keys(self, attributes: Arguments, domain: str | None, named: ByName) -> list[str]:
         rules = self._rules_of(domain)

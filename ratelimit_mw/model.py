@@ -9,9 +9,9 @@ Apps import `Decision` from `ratelimit_mw`. Custom stores use `Ask`, `Quota`, `O
 this module are internal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 NEVER = -1
 """The `retry_after` of a request that can never be admitted. As the end of an override: it does not end."""
@@ -186,6 +186,22 @@ class Reply(NamedTuple):
         return all(outcome.allowed or ask.shadow for ask, outcome in zip(asks, self.outcomes, strict=True))
 
 
+class ServiceReply(Reply):
+    """The answer of a service, which decides by rules of its own. It has no outcomes."""
+
+    decisions: Sequence["Decision"]
+    """One decision for each ask, in the same order."""
+    rules: Mapping[str, Mapping[str, Any]]
+    """What the denials of some rules say to clients, by the name of the rule: `status`, `message`, `hidden`."""
+
+    @classmethod
+    def of(cls, decisions: Sequence["Decision"], rules: Mapping[str, Mapping[str, Any]]) -> Self:
+        """The reply with these decisions."""
+        made = cls(0, ())
+        made.decisions, made.rules = decisions, rules
+        return made
+
+
 Priority = Literal["low", "normal", "critical"]
 """The priority of a request, in ascending order. Requests of low priority are shed first."""
 
@@ -326,7 +342,7 @@ class ListsDecision(NamedTuple):
 class Decision(NamedTuple):
     """The decision on one request. It is true if the request is allowed. All times are in seconds, as floats.
 
-    If no rule applies, or if the store is unavailable, `rule`, `limit`, `remaining` and `used` are None.
+    If no rule applies, or if the store is unavailable, `rule`, `limit`, `remaining`, `used` and `period` are None.
 
     Attributes:
         allowed: True if the request may pass.
@@ -344,6 +360,7 @@ class Decision(NamedTuple):
             overloaded) or "unavailable" (the store is). None if it is allowed.
         used: How much of the limit is used, this request included if it is allowed. For a bucket, how much of its
             burst. It is never above the limit; `over` tells of requests above it.
+        period: The period of the limit. None for requests in flight.
     """
 
     allowed: bool
@@ -358,6 +375,7 @@ class Decision(NamedTuple):
     policies: tuple["Decision", ...] = ()
     reason: str | None = None
     used: int | None = None
+    period: float | None = None
 
     def __bool__(self) -> bool:
         return self.allowed

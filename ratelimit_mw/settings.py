@@ -22,6 +22,7 @@ class StorageSettings:
         max_counters: The most counters in memory.
         interval: How often a process synchronises its own decisions with the store, in seconds.
         required: Whether the first start of a server fails if the store is away.
+        trial: What tries a service. It is made of the other sections of the file.
     """
 
     url: str = "memory://"
@@ -30,6 +31,7 @@ class StorageSettings:
     max_counters: int = 1_000_000
     interval: float = 1.0
     required: bool = False
+    trial: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The middleware for WSGI apps: Flask, Django, Falcon, Bottle and the rest."""
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from ratelimit_mw.http.views import MisplacedLimits, register_names, require_nam
 from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.http_request import FirstRequests, WsgiRequest, detached_environ, wsgi_told
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
@@ -107,6 +109,8 @@ class RateLimitMiddleware:
             engine.report(verdict, rules, request)
             if not verdict.allowed:
                 return self._deny(rules, verdict, request, start_response)
+            if verdict.delay:  # of a service: other rules that delay requests are special
+                time.sleep(verdict.delay / SECOND)
         latest, answers = self._answers.latest
         if latest is not rules:
             answers = self._answers.of(rules)

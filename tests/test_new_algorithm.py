@@ -25,7 +25,7 @@ from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import GENERAL, decode, encode, script
-from ratelimit_mw.stores.redis.redis_py import Blocking
+from ratelimit_mw.stores.redis.endpoint import Blocking
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import ROOT
 

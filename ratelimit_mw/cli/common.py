@@ -319,6 +319,8 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
         fail_with(error, f"{config}: these rules can't be loaded")
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
+    if limiter.rules.asking is not None:
+        fail("the rules and the counters are those of the service that the app asks: name its file", Exit.USAGE)
     if limiter.rules.observe.live:
         set_reporting(limiter, reporting=False)  # a command serves no requests
     # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.

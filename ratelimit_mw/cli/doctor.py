@@ -220,6 +220,20 @@ def about_server(fields: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("ok", f"Redis {known}, which drops no counter")
 
 
+def _service(setup: Setup) -> Iterator[Finding]:
+    """Check that the service answers, and knows the domain and the attributes."""
+    if setup.rules.asking is None:
+        return
+    store = open_store(replace(setup.storage, timeout=_PATIENCE, trial=setup.rules.asking))
+    try:
+        store.connect(setup.rules.domain)
+        yield Finding("ok", "it answers, and knows the domain and the attributes")
+    except StoreUnavailable as error:
+        yield _away(error, "start the service, or correct the host and the port in the storage URL")
+    finally:
+        store.close()
+
+
 def _file(setup: Setup) -> Iterator[Finding]:
     """Check the file of lmdb://: the owner, and space for it to grow. The file is not created."""
     if kind_of(setup.storage.url).server or not kind_of(setup.storage.url).records:
@@ -246,7 +260,7 @@ def _file(setup: Setup) -> Iterator[Finding]:
 
 
 def _workers(setup: Setup) -> Iterator[Finding]:
-    if kind_of(setup.storage.url).records:
+    if kind_of(setup.storage.url).records or setup.rules.asking is not None:
         yield Finding("ok", "all processes share the counters")
         return
     remedy = "use lmdb:// for the workers of one machine, redis:// for several machines"
@@ -305,6 +319,7 @@ CHECKS: Mapping[str, Callable[[Setup], Iterator[Finding]]] = {
     "switch": _switch,
     "extras": _extras,
     "server": _server,
+    "service": _service,
     "file": _file,
     "workers": _workers,
     "proxies": _proxies,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.config.at_runtime import Recompiler, sample_of, with_function, with_sample
 from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, key_hint
-from ratelimit_mw.config.tree import Map, Node, Place, Problems, convert, kind, pack
+from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, convert, kind, pack
 from ratelimit_mw.config.word import Values
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
 from ratelimit_mw.config.words.limit import LIMIT
@@ -32,17 +32,19 @@ from ratelimit_mw.config.words.selection import (
     validate_exempt,
     validate_names,
 )
-from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE, take_source
+from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE, names_service, take_source
 from ratelimit_mw.config.words.throttle import THROTTLE
 from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.model import Rule
+from ratelimit_mw.rules.asking import MOST_TOLD, AskingRules
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import ClientSettings
+from ratelimit_mw.stores import STORES
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -211,6 +213,8 @@ class _Part:
         self.usable = isinstance(tree, Map)
         if isinstance(tree, Map):
             self.source = take_source(tree, _KEYS_BESIDE_A_SOURCE, self.problems)
+            if names_service(tree) and "rules" not in tree.keys_at:
+                tree.put("rules", tree.place, Items(tree.place))
             self.file = self.problems.read(FILE.read, tree, self.file)
             self.problems.with_key_hints(key_hint)
 
@@ -357,7 +361,10 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, log
     classifier = RuleSet(
         **sections, rules=priority_rules(compiled, attributes), overrides=blocks_and_exemptions(overrides)
     )
-    return RuleSet(
+    asking = STORES[file[STORAGE].url.partition(":")[0]].decides
+    if asking:
+        _refuse_beside_a_service(file, client, problems)
+    return (AskingRules if asking else RuleSet)(
         **sections,
         rules=tuple(compiled),
         load=file[LOAD],
@@ -372,6 +379,27 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, log
         warnings=warnings.in_order(),
         without_user=without_user.in_order(),
     )
+
+
+def _refuse_beside_a_service(file: Values, client: ClientSettings, problems: Problems) -> None:
+    """Refuse what has no effect in the file of an app that asks a service, because the service decides."""
+    for word in (SHADOW_FILE, LOAD, DEFER, OVERRIDES, RULES, DESCRIPTORS, ENTRIES):
+        if file.differs(word) and file[word]:
+            message = f"{quoted(word.key)} has no effect, because the service at storage.url decides"
+            problems.add(file.key_place(word.key), message, "write it into the file of the service")
+    if file[STORAGE].on_error == "local":
+        hint = "write allow or deny"
+        problems.add(file.place("storage", "on_error"), "can't be local: the limits are the service's", hint)
+    if "ratelimit" in (*file[RESPONSE].headers.allowed, *file[RESPONSE].headers.denied):
+        hint = "remove ratelimit: x-ratelimit and retry-after can be sent"
+        problems.add(file.place("response", "headers"), "the service does not tell the policies of RateLimit", hint)
+    if len(client.attributes) > MOST_TOLD - _BUILT_IN:
+        most = f"a service is told at most {MOST_TOLD - _BUILT_IN} attributes of an app's own"
+        problems.add(file.key_place("attributes"), most, "remove those that its rules do not name")
+
+
+_BUILT_IN = 8
+"""The most attributes of a question that are not the app's own: six, and two headers of a CORS preflight."""
 
 
 def _warn_of_unread_header(file: Values, client: ClientSettings, warnings: Problems) -> None:

@@ -202,8 +202,8 @@ class Engine:
                 if remaining < least:
                     binding, least = place, remaining
         if not plain:
-            return self._counted(plan, Verdict(plan.charges, reply), started, certain=only is not None)
-        passes = plan.passes or self._passes(plan)
+            return self._counted(plan, plan.concluded(reply), started, certain=only is not None)
+        passes = plan.passes or self._passes(plan, plan.charges)
         passes.number += 1
         verdict = _new(Verdict)
         verdict.charges, verdict.now, verdict.rows, verdict.binding = plan.charges, now, rows, binding
@@ -222,7 +222,7 @@ class Engine:
             reply: Reply = yield plan.asks, DECIDE if commit else LOOK
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
-        verdict = Verdict(plan.charges, reply)
+        verdict = plan.concluded(reply)
         if commit:
             self._counted(plan, verdict, started, certain=reply.only is not None)
             if verdict.shadowed and verdict.owed:
@@ -240,7 +240,7 @@ class Engine:
             certain: the denial was certain without asking the store.
         """
         if verdict.simple:
-            passes = plan.passes or self._passes(plan)
+            passes = plan.passes or self._passes(plan, verdict.charges)
             passes.number += 1
         elif verdict.allowed or certain:
             self._count(plan, verdict, certain=certain)
@@ -256,12 +256,13 @@ class Engine:
             self.tally.traced(verdict.decision)
         return verdict
 
-    def _passes(self, plan: Plan) -> Passes:
-        """What counts the requests with this plan that all its rules simply allow."""
-        charges = plan.charges
+    def _passes(self, plan: Plan, charges: Sequence[Charge]) -> Passes:
+        """What counts the requests that all rules of `charges` simply allow: those of the plan, or of a service."""
         labels = charges[0][0].label if len(charges) == 1 else tuple([rule.label for rule, _ in charges])
-        plan.passes = self.tally.passes.get(labels)
-        return plan.passes or self.tally.passes_of(labels, charges)
+        passes = self.tally.passes.get(labels)
+        if charges is plan.charges:
+            plan.passes = passes
+        return passes or self.tally.passes_of(labels, charges)
 
     def _count(self, plan: Plan, verdict: Verdict, *, certain: bool) -> None:
         """Count a request that its counters did not simply allow. See `_counted` for the arguments."""
@@ -272,7 +273,7 @@ class Engine:
         if verdict.delay or verdict.over or not all(outcome.allowed for outcome in verdict.outcomes):
             self.tally.passed(verdict.charges, verdict.outcomes, verdict.over, verdict.delay)
         else:
-            self._passes(plan).number += 1
+            self._passes(plan, verdict.charges).number += 1
 
     def _measure(self, verdict: Verdict, started: float, *, answered: bool = False) -> None:
         """Count the measures of a request. `started` is when the store was asked, `answered` whether it replied."""
@@ -307,7 +308,10 @@ class Engine:
         # `waiting` does not know of the limits that the app declares.
         most = most_waiting(plan.charges) if rules.waiting or rule is not None else None
         if most is None:
-            return self.execute(plan, rules)
+            verdict = self.execute(plan, rules)
+            if verdict.delay:  # a service has assigned a turn
+                time.sleep(verdict.delay / SECOND)
+            return verdict
         verdict = self.execute(Plan(without_max_wait(plan.charges), direct=plan.direct), rules)
         if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
             return verdict

@@ -11,7 +11,7 @@ from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
-from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.verdict import ServiceVerdict, Verdict
 from ratelimit_mw.identity.http_request import Told
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
@@ -73,6 +73,24 @@ class Plan:
                 self.direct = False
             if ask[1].spare:
                 self.plain = False
+
+    def concluded(self, reply: Any) -> Verdict:
+        """The verdict by the reply of the store."""
+        return Verdict(self.charges, reply)
+
+
+class ServicePlan(Plan):
+    """The plan of a request on which a service decides."""
+
+    __slots__ = ()
+
+    def __init__(self, charges: Sequence[Charge], direct: bool = False) -> None:
+        super().__init__(charges, direct)
+        self.plain = False
+
+    def concluded(self, reply: Any) -> Verdict:
+        """See `Plan`."""
+        return ServiceVerdict(self.charges, reply)
 
 
 class Refusal(Plan):
@@ -166,7 +184,7 @@ class Planner:
         if rules.elastic and charges and charges is not BLOCKED:
             charges = self.meter(rules).stretched(charges)
         # A clock that is moved by hand renews concurrent places in a step of its own.
-        return Plan(charges, direct=not (rules.holding and self._clock))
+        return (Plan if rules.asking is None else ServicePlan)(charges, direct=not (rules.holding and self._clock))
 
     def admit(
         self,

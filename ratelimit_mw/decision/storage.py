@@ -331,8 +331,10 @@ class Storage:
         self.tally = Tally()
         """Counts what the limiter does."""
         self.bans = BanLog(rules.client.secret, self.tally)
-        self.store = _opened(replace(settings, url=self.url), given, clock)
+        self.store = _opened(replace(settings, url=self.url, trial=rules.asking or ""), given, clock)
         self._server = innermost(self.store)
+        if self._server.decides is not (rules.asking is not None):
+            raise ConfigurationError([_MISFIT])
         self.tally.store = self.url.partition(":")[0] if self._owned else type(self._server).__name__
         self.tally.counters = self._counters
         self.tally.late = lambda: self._server.late_requests
@@ -404,6 +406,12 @@ class Storage:
     def _stop(self) -> None:
         self.in_flight.stop()
         self.in_flight_here.stop()
+
+
+_MISFIT = Problem(
+    "storage: a service decides by rules of its own, and all other stores by those of this file",
+    hint="set storage.url of the file to the service, and remove the rules; or do neither",
+)
 
 
 def _opened(settings: StorageSettings, given: str | Store | None, clock: Clock | None) -> Store:

@@ -2,10 +2,25 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
-from ratelimit_mw.model import NEVER, SECOND, Ask, Charge, Decision, Outcome, Quota, Reply, Row, Rule
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.model import (
+    NEVER,
+    SECOND,
+    Ask,
+    Banned,
+    Charge,
+    Decision,
+    Outcome,
+    Quota,
+    Reply,
+    Row,
+    Rule,
+    ServiceReply,
+)
+from ratelimit_mw.rules.asking import client_of
 
 _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
@@ -243,7 +258,8 @@ class Verdict:
         if self.binding < 0:
             wait = math.inf if reason == "blocked" else self.wait / SECOND
             return Decision(allowed, retry_after=wait, policies=policies, reason=reason)
-        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, used = policies[self.binding]
+        binding = policies[self.binding]
+        _, rule, limit, remaining, reset_after, retry_after, _, reset_at, over, _, _, used, period = binding
         whole = (
             allowed,
             rule,
@@ -257,6 +273,7 @@ class Verdict:
             policies,
             reason,
             used,
+            period,
         )
         return _decision(whole)
 
@@ -277,7 +294,85 @@ class Verdict:
             (),
             None if allowed else self.outcomes[place].reason,
             quota.shown_size - remaining,
+            None if ALGORITHMS[quota.algorithm].in_flight else quota.period / SECOND,
         ]
+
+
+class ServiceVerdict(Verdict):
+    """The verdict on a request that a service has decided. Its charges are of the rules of the service.
+
+    Args:
+        asked: the charges of the plan, whose asks were the questions.
+        reply: the reply of the service.
+    """
+
+    def __init__(self, asked: Sequence[Charge], reply: ServiceReply) -> None:
+        if len(asked) == 1 and asked[0].ask.shadow is False:
+            ((rule, ask),), (told,) = asked, reply.decisions
+            self._decision = told
+            if told.allowed and told.rule is not None:  # the usual case
+                self.charges = _charges(told, rule, reply)
+                self.rows = (outcome,) = (_outcome(told),)
+                self.now, self.delay = round(told.reset_at * SECOND) - outcome.reset_after, outcome.delay
+                if told.over:
+                    self.over = _FIRST
+                self.simple = not (told.over or self.delay)
+                return
+        charges: list[Charge] = []
+        outcomes: list[Outcome] = []
+        denied: Any = None
+        now = wait = 0
+        for (rule, ask), told in zip(asked, reply.decisions, strict=True):
+            if told.rule is not None:
+                ((known, made),) = _charges(told, rule, reply)
+                key = "" if told.allowed else client_of(ask.key)
+                charges.append(Charge(known, made._replace(key=key, shadow=ask.shadow)))
+                outcomes.append(_outcome(told))
+                now = round(told.reset_at * SECOND) - outcomes[-1].reset_after
+            elif not (told.allowed or ask.shadow):
+                denied = told.reason or "limited"
+                wait = 0 if math.isinf(told.retry_after) else round(told.retry_after * SECOND)
+        if denied is not None:  # without a rule, by which no header could be made
+            charges, outcomes = [], []
+        super().__init__(charges, Reply(now, outcomes), denied=denied, wait=wait)
+        self.over = frozenset(place for place, charge in enumerate(charges) if charge.ask.quota.over)
+        self.simple = self.simple and not self.over
+
+
+_FIRST = frozenset({0})
+
+
+def _charges(told: Decision, asked: Rule, reply: ServiceReply) -> tuple[Charge]:
+    """The charge of the rule that a service has told, without a key."""
+    facts = reply.rules.get(told.rule or "")
+    said = (facts.get("status"), facts.get("message"), bool(facts.get("hidden"))) if facts else _USUAL
+    return _charges_of(told.rule or "", asked.domain, said, told.limit or 0, told.period, told.over)
+
+
+_USUAL: "_Said" = (None, None, False)
+
+
+_Said = tuple[int | None, str | None, bool]
+"""The status and the message of a rule's denials, and whether it is hidden."""
+
+
+@lru_cache(maxsize=1024)
+def _charges_of(name: str, domain: str, said: _Said, limit: int, *terms: Any) -> tuple[Charge]:
+    status, message, hidden = said
+    period, over = terms
+    rule = Rule(name, domain=domain, status=status, message=message, hidden=hidden)
+    # Refundable, because only the service knows what may open the counter earlier.
+    quota = Quota("fixed_window", limit, round((period or 0) * SECOND), refundable=True, over=over)
+    return (Charge(rule, Ask("", quota)),)
+
+
+def _outcome(told: Decision) -> Outcome:
+    """The outcome of the counter that binds."""
+    _, _, _, remaining, reset_after, retry_after, delay, *_ = told
+    after = 0 if not retry_after else NEVER if retry_after == math.inf else round(retry_after * SECOND)
+    kind = Banned if told.reason == "banned" else Outcome
+    made = told.allowed, remaining or 0, round(reset_after * SECOND), after, round(delay * SECOND)
+    return tuple.__new__(kind, made)
 
 
 def _without_spare(quota: Quota, outcome: Outcome) -> Outcome:

@@ -32,8 +32,7 @@ from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 
 if TYPE_CHECKING:
-    from ratelimit_mw.deferral.replay import Target
-    from ratelimit_mw.deferral.worker import Worker
+    from ratelimit_mw.deferral.worker import Target, Worker
 
 T = TypeVar("T")
 
@@ -134,8 +133,10 @@ def worker(
     Several workers share the work. After SIGTERM, a worker finishes the requests in progress and stops.
     """
     try:
-        from ratelimit_mw.deferral.replay import Target  # needs httpx, which is an optional extra
-        from ratelimit_mw.deferral.worker import Worker
+        from ratelimit_mw.deferral.worker import (
+            Target,  # needs httpx, which is an optional extra
+            Worker,
+        )
     except ModuleNotFoundError as error:
         if error.name != "httpx":
             raise

@@ -1,7 +1,7 @@
 """The rules of a limiter, of one domain or several, and the check of the names that an app uses."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -73,6 +73,8 @@ class Rules:
         """A request may hold concurrent places until its response has ended."""
         self.settling = self._settling or self.holding
         """A charge is settled only when the response is known or has ended."""
+        self.asking = parts[0].asking
+        """The question that tries the service which decides. None if the rules are here."""
         self.special = self.metered or self.waiting or self.settling or self.messages is not None
         """A request takes more than one decision before the app is called."""
         by_path = any(part.by_path for part in parts)
@@ -153,6 +155,9 @@ def declare(rules: Rules, limit: InlineLimit) -> None:
 
     Raises ConfigurationError if it cannot be used.
     """
+    if rules.asking is not None:
+        message = f"the limit {quoted(limit.limit)} in the code can't be used: the service decides by its own rules"
+        raise ConfigurationError([Problem(message, hint="add a rule to the file of the service")])
     first = rules.parts[0]
     first.inline.declare(limit)
     if first.inline.holding and not rules.holding:
@@ -166,9 +171,11 @@ def rule_names(rules: Rules) -> set[str]:
     return {rule.rule.name for part in rules.parts for rule in part.compiled}
 
 
-def unknown_rule(name: str, known: Iterable[str]) -> Problem:
+def unknown_rule(name: str, known: Collection[str]) -> Problem:
     """The problem that the app asks for a rule that is not among `known`."""
     hint = near(name, known) or "a rule for this is on_demand: true"
+    if not known:
+        hint = "this file has no rules, and those of a service can't be asked by name: give the rule a match there"
     if name[:1].isdigit() and not near(name, known):
         hint = "a limit in code is written as @limited(…), or as limit=… after the name of a rule"
     return Problem(f"the app asks for the rule {quoted(name)}, which does not exist", hint=hint)

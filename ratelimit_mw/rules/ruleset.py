@@ -71,6 +71,9 @@ class RuleSet:
     Made by `load`. An exemption is a rule without counters: its rank is negative, so it comes before all others.
     """
 
+    asking: str | None = None
+    """The question that tries the service which decides. None if the rules are here, see `asking.AskingRules`."""
+
     def __init__(
         self,
         *,

@@ -5,7 +5,7 @@ This module is internal: its names may change in any release.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -20,7 +20,7 @@ from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.access import Right
 from ratelimit_mw.service.auth import Auth
-from ratelimit_mw.service.checks import MAX_BODY, BadRequest, Check, CheckReader, as_json, parsed
+from ratelimit_mw.service.checks import MAX_BODY, BadRequest, Check, CheckReader, as_json, as_row, parsed
 from ratelimit_mw.service.messages import Refused
 from ratelimit_mw.service.ratelimit_pb2 import JsonRateLimitRequest, RateLimitResponse
 from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit
@@ -148,12 +148,12 @@ class _Api:
     async def check(self, request: Request) -> Response:
         """`/v1/check`: decide and charge."""
         as_status = _wants_status(request)
-        checks, several = await self._checks(request)
+        checks, several, rows = await self._checks(request)
         if as_status and several:
             raise BadRequest(["?status=429 is only for one check: each decision of a list has its own status"])
         decisions = await self._each(self._limiter.acheck, checks)
         if several:
-            return JSONResponse({"decisions": as_json(decisions)})
+            return self._several(decisions, rows=rows)
         (decision,) = decisions
         if decision.allowed or not as_status:
             return JSONResponse(as_json(decision))
@@ -162,9 +162,20 @@ class _Api:
 
     async def peek(self, request: Request) -> Response:
         """`/v1/peek`: decide without charging."""
-        checks, several = await self._checks(request)
+        checks, several, rows = await self._checks(request)
         decisions = await self._each(self._limiter.apeek, checks)
-        return JSONResponse({"decisions": as_json(decisions)} if several else as_json(decisions[0]))
+        return self._several(decisions, rows=rows) if several else JSONResponse(as_json(decisions[0]))
+
+    def _several(self, decisions: Sequence[Decision], *, rows: bool) -> Response:
+        """Several decisions, and what the denials of their rules say to clients if it is not the usual."""
+        listed = {"rows": [*map(as_row, decisions)]} if rows else {"decisions": as_json(decisions)}
+        names = {decision.rule for decision in decisions}
+        told = {
+            rule.name: {"status": rule.status, "message": rule.message, "hidden": rule.hidden}
+            for rule in reversed(self._limiter.rules.rules)
+            if rule.name in names and (rule.status is not None or rule.message is not None or rule.hidden)
+        }
+        return JSONResponse({**listed, **({"rules": told} if told else {})})
 
     async def explain(self, request: Request) -> Response:
         """`/v1/explain`: explain a decision."""
@@ -202,9 +213,11 @@ class _Api:
     def _reader(self) -> CheckReader:
         return CheckReader(self._limiter.engine.current())
 
-    async def _checks(self, request: Request) -> tuple[list[Check], bool]:
-        value = parsed(await read_body(request))
-        return self._reader().checks(value)
+    async def _checks(self, request: Request) -> tuple[list[Check], bool, bool]:
+        """The checks of a request, whether it has a list of them, and whether it wants rows."""
+        value: Any = parsed(await read_body(request))
+        checks, several = self._reader().checks(value)
+        return checks, several, several and value.get("rows", False)
 
     @staticmethod
     async def _each(ask: Callable[..., Awaitable[Decision]], checks: list[Check]) -> list[Decision]:

@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from ratelimit_mw.identity.request import Arguments
+from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
 
 MAX_BODY = 64 * 1024
@@ -87,7 +88,9 @@ class CheckReader:
             BadRequest: The body cannot be used.
         """
         if isinstance(value, Mapping) and "checks" in value:
-            self._refuse_unknown_keys(value, ("checks",), "")
+            self._refuse_unknown_keys(value, ("checks", "rows"), "")
+            if type(value.get("rows", False)) is not bool:
+                self._add("rows", "must be true or false")
             listed = value["checks"]
             if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_CHECKS:
                 self.problems.append(f"checks: must be a list of 1 to {MAX_CHECKS} checks")
@@ -188,6 +191,16 @@ class CheckReader:
 
 def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
+
+
+def as_row(decision: Decision) -> list[Any]:
+    """Return a decision as JSON has it in `rows`: the values of its fields, in order.
+
+    Policies are null if the only one says the same as the decision, which is the usual case.
+    """
+    alike = len(decision.policies) == 1 and decision._replace(policies=()) == decision.policies[0]
+    policies = None if alike else [as_row(policy) for policy in decision.policies]
+    return [policies if name == "policies" else as_json(value) for name, value in decision._asdict().items()]
 
 
 def as_json(value: object) -> Any:

@@ -27,6 +27,7 @@ logger = logging.getLogger("ratelimit_mw.service")
 DEADLINE = 250 * MILLISECOND
 """How long the proxies of the documentation wait for `/auth`, in microseconds."""
 
+_RULES = "name the file of the service, and a store for its counters"
 _HINT = "leave this rule to the middleware in the app, or start with --ignore-unservable"
 
 
@@ -92,6 +93,8 @@ def unservable(rules: Rules, config: Config | None = None) -> tuple[Problem, ...
     """
     place_of = _places(config)
     found: list[Problem] = []
+    if rules.asking is not None:
+        found.append(Problem("storage: this file is that of an app that asks a service: it has no rules", hint=_RULES))
     for part in rules.parts:
         for rule in part.compiled:
             for fault in _UNSERVABLE:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import Invalid, quoted
@@ -33,14 +33,17 @@ class StoreKind(NamedTuple):
             has its own, in its memory.
         server: Whether the store is a server. A server can also keep the rules database and deferred requests.
         named_by_domain: Whether a URL without a name gets the domain of the rules as its name.
+        decides: Whether it decides by rules of its own. The file of the app then has none.
     """
 
     opens: str
     records: str = ""
     server: bool = False
     named_by_domain: bool = False
+    decides: bool = False
 
 
+_SERVICE = StoreKind("ratelimit_mw.stores.service:open_store", decides=True)
 _SERVER = StoreKind(
     "ratelimit_mw.stores.redis.store:open_store", "ratelimit_mw.stores.redis.records:RedisRecords", True
 )
@@ -55,6 +58,8 @@ STORES = {
     "lmdb": StoreKind(
         "ratelimit_mw.stores.shared:open_store", "ratelimit_mw.stores.shared.records:FileRecords", named_by_domain=True
     ),
+    "https": _SERVICE,
+    "http": _SERVICE,
 }
 """The kinds of stores, by the scheme of their URLs."""
 
@@ -64,7 +69,9 @@ _PARTS = re.compile(r"([^/?#]*)(?:/([^?#]*))?(?:\?([^#]*))?(?:#(.*))?", re.DOTAL
 
 
 def check_url(url: str) -> None:
-    """Check the port and the database in the URL of a server. Messages never show a part of its password.
+    """Check the URL of a service, and the port and the database in the URL of a server.
+
+    Messages never show a part of its password.
 
     A `/`, `?` or `#` in a password ends it early: its beginning is then read as a port, and its end as a database.
     redis-py uses database 0 for a path that is not the number of a database.
@@ -73,7 +80,11 @@ def check_url(url: str) -> None:
         Invalid: the URL is malformed.
     """
     scheme, _, rest = url.partition("://")
-    if scheme not in STORES or not STORES[scheme].server:
+    if scheme not in STORES:
+        return
+    if STORES[scheme].decides:
+        _check_service(url)
+    if not STORES[scheme].server:
         return
     authority, path, query, fragment = _PARTS.fullmatch(rest).groups("")  # type: ignore[union-attr]  # it matches every text
     hosts = authority.rpartition("@")[2]
@@ -88,6 +99,24 @@ def check_url(url: str) -> None:
     if scheme in _NUMBERED and path and not (path.isascii() and path.isdigit()):
         message = f"{quoted(path)} is not the number of a database"
         raise Invalid(message, "for example redis://localhost:6379/0; domain: separates apps in one database")
+
+
+def _check_service(url: str) -> None:
+    """Check the URL of a service. What a request carries must not cross a network in plain text."""
+    hint = "for example https://:TOKEN@limits:8443, with %2F, %3F and %23 for /, ? and # in the token"
+    try:
+        parts = urlsplit(url)
+        usable = parts.hostname and parts.port != 0 and parts.path in ("", "/") and not parts.fragment
+    except ValueError:
+        raise Invalid("is not the URL of a service", hint) from None
+    if not usable or not _TOKEN.fullmatch(unquote(parts.password or "")):
+        raise Invalid("is not the URL of a service", hint)
+    if parts.scheme == "http" and not _LOOPBACK.fullmatch(parts.hostname or ""):
+        raise Invalid("plain text is only for a service on this machine", "use https:// for one on another machine")
+
+
+_TOKEN = re.compile(r"[\x21-\x7e]*")
+_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 def _is_port(text: str) -> bool:

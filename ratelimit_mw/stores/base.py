@@ -84,6 +84,9 @@ class Store(ABC):
     waits: bool = True
     """Whether `ask` may have to wait. An event loop then calls `aask`."""
 
+    decides: bool = False
+    """Whether it decides by rules of its own, with a `ServiceReply`."""
+
     @property
     def late_requests(self) -> int:
         """How many requests of this process had no answer in time while others had. For metrics."""

@@ -12,7 +12,7 @@ from ratelimit_mw.algorithms import ban
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.redis.codec import converse
-from ratelimit_mw.stores.redis.redis_py import Blocking
+from ratelimit_mw.stores.redis.endpoint import Blocking
 from tests.algorithms.histories import START as T
 from tests.algorithms.histories import bans
 

@@ -10,7 +10,7 @@ from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import converse
-from ratelimit_mw.stores.redis.redis_py import Blocking
+from ratelimit_mw.stores.redis.endpoint import Blocking
 from tests.algorithms.histories import HistoryClock, conversations
 
 _examples = itertools.count()

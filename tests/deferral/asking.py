@@ -12,7 +12,7 @@ from asgiref.wsgi import WsgiToAsgi
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.deferral.replay import Target
+from ratelimit_mw.deferral.worker import Target
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, START, Answer, exchange, http_scope
 

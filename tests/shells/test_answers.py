@@ -316,8 +316,8 @@ def test_a_shadow_rule_denies_nothing_and_is_not_spoken_of(ask):
 
 def test_the_app_finds_the_decision_s_fields(ask):
     seen = ask(limiter("2 per minute")).seen
-    policy = Decision(True, "everybody", 2, 1, 40.0, 0.0, 0.0, START + 40.0, None, used=1)
-    decision = Decision(True, "everybody", 2, 1, 40.0, 0.0, 0.0, START + 40.0, None, (policy,), used=1)
+    policy = Decision(True, "everybody", 2, 1, 40.0, 0.0, 0.0, START + 40.0, None, used=1, period=60.0)
+    decision = Decision(True, "everybody", 2, 1, 40.0, 0.0, 0.0, START + 40.0, None, (policy,), used=1, period=60.0)
     assert seen.decision == decision
     assert {field: getattr(seen, field) for field in Decision._fields} == {
         field: getattr(decision, field) for field in Decision._fields

@@ -1,7 +1,7 @@
 """`storage`, `reload`, `rules: {source: …}` and `observe`: where counters and rules are, and what a process reports."""
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Items, Map, Node, Problems
+from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar
 from ratelimit_mw.config.word import Section, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
 from ratelimit_mw.errors import Invalid, nearest, quoted
@@ -23,6 +23,8 @@ def read_url(node: Node) -> str:
     if scheme not in STORES:
         meant = scheme.replace("rediss+", "redis+")
         hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
+        if scheme == "grpc":
+            hint = "to ask a service, ask its HTTP port, as in https://:TOKEN@limits:8443"
         raise Invalid(f"unknown storage scheme {quoted(scheme)}", hint)
     check_url(address)
     return address
@@ -62,6 +64,14 @@ STORAGE: Word[StorageSettings] = section_word(
         example="for example {url: redis://localhost:6379/0}",
     ),
 )
+
+
+def names_service(tree: Map) -> bool:
+    """Return True if `storage.url` names a service. The file then needs no rules."""
+    storage = tree.get("storage")
+    url = storage.get("url") if isinstance(storage, Map) else None
+    kind = STORES.get(url.text.partition("://")[0]) if isinstance(url, Scalar) else None
+    return kind is not None and kind.decides
 
 
 def take_source(tree: Map, allowed: tuple[str, ...], problems: Problems) -> str | None:

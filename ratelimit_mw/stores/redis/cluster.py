@@ -15,8 +15,7 @@ from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Intent, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import Conversation
 from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT
-from ratelimit_mw.stores.redis.endpoint import Address, Direct, Spread
-from ratelimit_mw.stores.redis.redis_py import Blocking
+from ratelimit_mw.stores.redis.endpoint import Address, Blocking, Direct, Spread
 from ratelimit_mw.stores.redis.store import Server
 from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_of
 

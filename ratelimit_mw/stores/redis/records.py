@@ -11,8 +11,7 @@ from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.redis.codec import Command
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection
 from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
-from ratelimit_mw.stores.redis.endpoint import Address, Direct, Sentinels, Spread, redirection, shown
-from ratelimit_mw.stores.redis.redis_py import Blocking
+from ratelimit_mw.stores.redis.endpoint import Address, Blocking, Direct, Sentinels, Spread, redirection, shown
 
 _PAGE = 500
 """The keys that the server examines in one step of a SCAN."""

@@ -22,9 +22,8 @@ from ratelimit_mw.stores.redis.codec import (
     script_call,
 )
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT
-from ratelimit_mw.stores.redis.endpoint import Address, redirection
+from ratelimit_mw.stores.redis.endpoint import Address, Blocking, redirection
 from ratelimit_mw.stores.redis.faults import refusal
-from ratelimit_mw.stores.redis.redis_py import Blocking
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 

@@ -1,0 +1,113 @@
+"""The rules of an app that asks a service: all that is known here is what to ask.
+
+Addresses, methods, paths, hosts and tiers are sent as they are, because the rules of the service match them. All other
+values are hashed with `client.secret`.
+"""
+
+import json
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from ratelimit_mw.algorithms import NOTHING
+from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.fields import BY_ADDRESS
+from ratelimit_mw.identity.request import EntriesRequest, MappingRequest, Request
+from ratelimit_mw.model import Ask, Charge, Rule
+from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.ruleset import REFUSED, RuleSet, Selection
+
+ASKED = "(service)"
+"""The name of the rule that stands for all rules of the service, as while it is away."""
+
+_PLAIN = frozenset(("ip", "method", "path", "host", "tier", "route"))
+_LONGEST = 1024
+"""The most characters of a value that is sent as it is. The service refuses more than 4 KiB, with the whole batch."""
+
+MOST_TOLD = 32
+"""The most attributes of a question, see `service.checks`."""
+
+_PREFLIGHT = ("origin", "access-control-request-method")
+
+_write = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class AskingRules(RuleSet):
+    """What one domain of a service is asked. Exemptions and overrides apply here, and such a request is not asked.
+
+    The arguments are those of `RuleSet`, without rules.
+    """
+
+    def __init__(self, **sections: Any) -> None:
+        super().__init__(**sections)
+        self._rule = Rule(ASKED, self.storage.on_error, domain=self.domain)
+        attributes, client = self.attributes, self.client
+        own = [*(("user",) if client.user else ()), *(("tier",) if client.tier else ()), *client.attributes]
+        attributes.reader("ip")  # so that `attributes` knows of its use
+        self._readers: list[tuple[str, Reader]] = [(name, attributes.reader(name)) for name in ("path", "host", *own)]
+        names = ("remote_address", "method", "path", "host", *own)
+        self.asking = self._question("attributes", dict.fromkeys(names, "127.0.0.1"))
+        """The question that tries the service: it has all attributes that requests have."""
+
+    def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
+        """Return the charge whose ask is the question about a request, or none if the request is exempt."""
+        if type(request) is EntriesRequest:
+            return (self._charge(self._question("entries", request.entries), cost),)
+        charges = self._asked(request, self._select(request), cost)
+        if request.several:
+            return self._in_each(request, lambda view, agreed: self._asked(view, self._select(view, agreed), cost))
+        return charges
+
+    def _asked(self, request: Request, selection: Selection, cost: int) -> tuple[Charge, ...]:
+        free = selection[2]
+        if free is not None:
+            return BLOCKED if free == REFUSED else ()
+        return (self._charge(self._question("attributes", dict(self._told(request))), cost),)
+
+    def _charge(self, question: str, cost: int) -> Charge:
+        return Charge(self._rule, Ask(f"{self.key}:{ASKED}:{question}", NOTHING, cost))
+
+    def _question(self, kind: str, told: Sized) -> str:
+        if len(told) > MOST_TOLD:
+            raise ValueError(f"a service is told at most {MOST_TOLD} {kind}")
+        return _write({kind: told, "domain": self.domain})
+
+    def _told(self, request: Request) -> Iterator[tuple[str, str]]:
+        """Yield the attributes of a request that the service is told."""
+        attributes = self.attributes
+        address = attributes.address(request)
+        if address is not None:
+            yield "remote_address", address
+        if request.method:
+            yield "method", _sent("method", request.method, address, attributes)
+        for name, read in self._readers:
+            value = request.path if name == "path" and request.context is not None else read(request)
+            if value is not None:
+                yield name, _sent(name, value, address, attributes)
+        if request.method == "OPTIONS" and request.context is not None:
+            for name in _PREFLIGHT:
+                lines = request.header_lines(name)
+                if len(lines) == 1:
+                    yield f"header:{name}", _cut(lines[0])
+        elif isinstance(request, MappingRequest):
+            for name, value in (*request.values.items(), *request.raw.items()):
+                if value and name != "ip" and not name.startswith("("):
+                    yield name, _sent(name, value, address, attributes)
+
+
+def client_of(key: str) -> str:
+    """Return the key of an ask, with the client in place of the question. Logs have it."""
+    stem, _, _ = key.partition("{")
+    told = json.loads(key[len(stem) :]).get("attributes", {})
+    named = (("ip", told.get("remote_address")), ("user", told.get("user")))
+    return f"{stem}{{{'+'.join(f'{name}={value}' for name, value in named if value)}}}"
+
+
+def _sent(name: str, value: str, address: str | None, attributes: Attributes) -> str:
+    """Return a value as the service is sent it: plain if rules match it, otherwise hashed."""
+    if name in _PLAIN or name.startswith("path:"):
+        return _cut(value)
+    return attributes.digest_of(name)(f"ip={address}" if value == BY_ADDRESS else value)
+
+
+def _cut(value: str) -> str:
+    return value[:_LONGEST].encode("utf-8", "replace").decode()
