@@ -406,9 +406,11 @@ class Tally:
         if outcome is None:
             return
         if outcome.allowed:
-            used, near = quota.shown_size - outcome.remaining, int(quota.shown_size * self.near)
+            size = quota.shown_size
+            near = size - outcome.remaining - int(size * self.near)
             cell["within_limit"] += hits
-            cell["near_limit"] += min(max(used - near, 0), hits)
+            if near > 0:
+                cell["near_limit"] += min(near, hits)
         else:
             cell["over_limit"] += hits
             if shadow:

@@ -302,10 +302,8 @@ class ListsRequest:
             if not (verdict.allowed or verdict.charges):  # blocked, shed or without a store: no counter denies
                 return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._limits)
         charges, outcomes = self.plan.charges, self._outcomes(verdict)
-        hit, cached = (
-            self._engine.tally.hit,
-            not verdict.allowed and verdict.charges is not charges and not verdict.local,
-        )
+        hit, admitted = self._engine.tally.hit, verdict.allowed
+        cached = not (admitted or verdict.local or verdict.charges is charges)
         for (rule, (_, quota, cost, shadow)), outcome in zip(charges, outcomes, strict=True):
             if rule.descriptor:
                 hit(rule, quota, cost, outcome, shadow=shadow, cached=cached)
@@ -314,8 +312,14 @@ class ListsRequest:
         if self._grouped:
             pairs = zip(charges, outcomes, strict=True)
             passed = {charge.rule.quota_group for charge, outcome in pairs if outcome is not None and outcome.allowed}
-        admitted = verdict.allowed
-        return tuple([_status(limits, own, outcomes, passed, admitted) for limits, own in self._counters])
+        return tuple(
+            [
+                own[0].status(outcomes, passed, admitted)[1]  # without a call, because most lists have one counter
+                if len(own) == 1
+                else _status(limits, own, outcomes, passed, admitted)
+                for limits, own in self._counters
+            ]
+        )
 
     def _outcomes(self, verdict: Verdict) -> Sequence[Outcome | None]:
         """Return the outcomes of all charges of the plan. None: the counter was not asked."""
@@ -356,8 +360,6 @@ def _status(
     """Return the status of a list: that of its counter which binds most. Shadow counters come last."""
     if not counters:
         return ListStatus(True, unlimited=limits.unlimited)
-    if len(counters) == 1:
-        return counters[0].status(outcomes, passed, admitted)[1]
     return min([each.status(outcomes, passed, admitted) for each in counters], key=_rank)[1]
 
 

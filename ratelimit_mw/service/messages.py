@@ -157,8 +157,8 @@ def _fill(made: RateLimitResponse.DescriptorStatus, status: ListStatus) -> None:
     made.code = _OK if status.allowed else _OVER_LIMIT
     if status.unlimited:
         made.limit_remaining = UNLIMITED
-    elif status.remaining:
-        made.limit_remaining = min(status.remaining, UNLIMITED)
+    elif remaining := status.remaining:
+        made.limit_remaining = remaining if remaining < UNLIMITED else UNLIMITED  # noqa: FURB136  a call takes longer
     if _is_shown(status):
         made.current_limit.MergeFrom(_current(status.limit or 0, status.unit or "", status.name or ""))
     seconds = _seconds(status)
