@@ -8,14 +8,18 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
 from typing import Any
 
 from ratelimit_mw.errors import ConfigurationError, Problem
-from ratelimit_mw.service.settings import Address, flag_of
+from ratelimit_mw.service.settings import Address, Settings, flag_of
 
 _BACKLOG = 2048
 """The connections that may wait to be accepted. The servers set it again."""
 
+
+_OTHERS = 512
+"""The descriptors for everything but connections of callers."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -38,6 +42,15 @@ class _Listener(socket.socket):
         except OSError as error:
             self._exhausted = is_exhausted(error)
             raise
+
+
+def allow_descriptors(settings: Settings) -> None:
+    """Let this process open as many descriptors as its connections may need, as far as the system allows."""
+    wanted = len(settings.addresses) * settings.max_connections + _OTHERS
+    soft, hard = getrlimit(RLIMIT_NOFILE)
+    most = wanted if hard == RLIM_INFINITY else min(wanted, hard)
+    if soft != RLIM_INFINITY and soft < most:
+        setrlimit(RLIMIT_NOFILE, (most, hard))
 
 
 def is_exhausted(error: OSError) -> bool:

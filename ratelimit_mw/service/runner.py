@@ -54,6 +54,7 @@ def run(settings: Settings, supervisor: socket.socket | None = None) -> None:
         supervisor: The connection to the process that has started this one, if there are several.
     """
     service, sockets = prepare(settings)
+    ports.allow_descriptors(settings)
     try:
         asyncio.run(_Runner(service, sockets, supervisor).run())
     finally:

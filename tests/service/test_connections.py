@@ -55,6 +55,17 @@ def status(url):
         return httpx.get(url, timeout=WITHIN).status_code
 
 
+def test_the_process_may_open_as_many_descriptors_as_it_takes_connections(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # the service begins with it
+    try:
+        with Serving(rules_at(tmp_path, RULES), "--max-connections", "500", "--http", "off") as service:
+            allowed, _ = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == 2 * 500 + 512
+
+
 def exhausted(operator, service):
     """How often the service could not accept a connection."""
     found = re.search(r'reason="no_descriptors"} (\S+)', operator.get(f"{service.admin}/metrics").text)
