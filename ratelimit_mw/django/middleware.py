@@ -133,8 +133,8 @@ class RateLimitMiddleware:
         add_headers(answers, response, handle)
         return response
 
-    def _served(self, request: Any, handle: DjangoHandle, delay: int = 0) -> Steps[HttpResponseBase]:
-        """Get the response of the project, and settle by it what the request was charged."""
+    def _served(self, request: Any, handle: DjangoHandle, delay: int = 0) -> Steps[Any]:
+        """Return the response of the project, after what the request was charged is settled by it."""
         settlement = self._engine.settlement
         try:
             if self._awaits and delay:

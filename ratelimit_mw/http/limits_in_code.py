@@ -338,7 +338,7 @@ def limit_in_code(
     sample = SAMPLE if function is not None else text
     validate_inline(
         InlineLimit(shared or "", sample, entries, shared is not None, algorithm or ""),
-        cost if type(cost) is int else 1,
+        cost if isinstance(cost, int) else 1,
     )
     return read._replace(text=text, by=entries, shared=shared or "", algorithm=algorithm or "", is_limit=True)
 
