@@ -11,12 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import grpc.aio
 
+from bench.apps import empty_asgi, rate_of, receive, send
 from bench.measure import Effort, Figure, Run, alone, beside, in_turn
+from bench.traffic import STREAMS, Request
+from ratelimit_mw import RateLimiter
+from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.service.messages import METHOD
 from ratelimit_mw.service.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest
 from tests.support.processes import end, spawn
@@ -26,6 +31,7 @@ USERS = 500
 IN_FLIGHT = 100
 CONNECTIONS = 4  # as many as an Envoy with four worker threads opens
 REQUESTS = 4_000
+ASKED = 10_000  # by an app in a round
 ROUNDS = 11
 STARTS = 5
 WORKERS = 1, 2, 4
@@ -95,6 +101,17 @@ def workers(effort: Effort) -> Iterator[Figure]:
 def workers_title(count: int) -> str:
     """What the figures of so many processes are called."""
     return f"ShouldRateLimit, Redis, --workers {count}"
+
+
+def asking(effort: Effort) -> Iterator[Figure]:
+    """100 in flight, one rule, clients by Zipf: processor time of an app that asks the service, beside Redis."""
+    number = effort.part(ASKED)
+    with Server(BINARIES[0]) as server:
+        for what in ("acheck", "middleware"):
+            contestants = {store: (of_app, what, store, server.url, number) for store in ("service", "Redis")}
+            taken = in_turn(contestants, effort.rounds(ROUNDS))
+            title = "acheck" if what == "acheck" else "middleware around an empty app"
+            yield beside(f"{title}, the service", taken["service"], "Redis", taken["Redis"], "us", at_most=3)
 
 
 def start(effort: Effort) -> Iterator[Figure]:
@@ -234,6 +251,28 @@ def cost(port: str, url: str, number: int) -> Run:
         before = running.cpu()
         loop.run_until_complete(ask(calls, messages, number))
         return (running.cpu() - before) / number
+
+    return run
+
+
+def of_app(what: str, store: str, url: str, number: int) -> Run:
+    """Microseconds of the app's processor time for a decision."""
+    file: dict[str, Any] = {"domain": "shop", "client": {"secret": "bench"}, "storage": {"url": url, "timeout": "5s"}}
+    if store == "service":
+        rules = Path(tempfile.mkdtemp(prefix="rlmw-bench-")) / "rules.yaml"
+        rules.write_text(AUTH_RULES.format(url=url), "utf-8")
+        running = Running(*_service("http", rules)).__enter__()  # it ends with this process
+        file["storage"]["url"] = f"http://{running.targets[0]}"
+    else:
+        file["rules"] = [{"name": "everything", "by": "ip", "limit": "1000000 per minute"}]
+    limiter, runner, coming = RateLimiter(file), asyncio.Runner(), STREAMS["Zipf"]()
+    middleware = RateLimitMiddleware(empty_asgi, limiter=limiter)
+    prepare: Callable[[Request], Any] = Request.attributes if what == "acheck" else Request.scope
+    ask = limiter.acheck if what == "acheck" else lambda scope: middleware(scope, receive, send)
+
+    def run() -> float:
+        rate = runner.run(rate_of([prepare(request) for request in islice(coming, number)], IN_FLIGHT, ask))
+        return rate.cpu * 1e6
 
     return run
 

@@ -63,6 +63,7 @@ ROWS = (
         "`ratelimit-mw serve`: CPU of a decision beside a constant answer of the same server, and its start",
         ("service.decisions", "service.auth", "service.start"),
     ),
+    Row("asking", "An app that asks the service: its CPU for a decision beside that over Redis", ("service.asking",)),
     Row("workers", "`ratelimit-mw serve` by several processes, over Redis", ("service.workers",), held=False),
     Row(
         "shared",
