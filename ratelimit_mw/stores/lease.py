@@ -11,12 +11,15 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
 
+_new = tuple.__new__
+"""Makes a NamedTuple without a call of its Python-level `__new__`."""
+
 PART = 8
 """A lease takes 1/PART of what remains at most, so that it does not starve other processes."""
 
-HOT = 8
-"""The requests in an interval from which a process takes a lease. It needs about two calls in an interval, so it would
-save nothing for a counter that is asked less often."""
+HOT = 32
+"""The requests in an interval from which a process takes a lease. A claim takes as long as several requests, and a
+lease needs some of them to get the right size, so it would save nothing for a counter that is asked less often."""
 
 
 def leasable(quota: Quota) -> bool:
@@ -68,7 +71,7 @@ class Lease:
 
     def outcome(self, store_now: int) -> Outcome:
         """The outcome of the counter, at the store's time `store_now`."""
-        return Outcome(True, self.in_store + self.room, max(self.resets - store_now, 0))
+        return _new(Outcome, (True, self.in_store + self.room, max(self.resets - store_now, 0), 0, 0))
 
     def spend(self, cost: int) -> None:
         """Spend `cost`. A negative cost is put back."""
@@ -171,7 +174,7 @@ class LeaseLedger:
             lease.spent += cost
             store_now = store_now or now + lease.offset
             outcomes.append(lease.outcome(store_now))
-        return Reply(store_now, outcomes) if outcomes else None
+        return _new(Reply, (store_now, outcomes, None)) if outcomes else None
 
     def none_is_hot(self, asks: Sequence[Ask], now: int) -> bool:
         """Whether the store alone decides, because none of these counters is hot. Needs no guard.

@@ -112,8 +112,10 @@ class Leases(Wrapper):
         now = self._now()
         if self.ledger.none_is_hot(asks, now):
             return self.beneath.decision(asks, denied)
-        plan = self._spend(asks, now) or self._decide(asks, commit=True)
-        return tell_denials(self._carried_out(plan), asks, denied)
+        reply = self._spend(asks, now)
+        if reply is not None:  # it denies nothing
+            return self._carried_out(reply)
+        return tell_denials(self._carried_out(self._decide(asks, commit=True)), asks, denied)
 
     def _spend(self, asks: Sequence[Ask], now: int) -> Reply | None:
         with self.guard:
