@@ -485,3 +485,14 @@ def test_a_request_under_wsgi_leaves_no_garbage(engine, me):
             assert [each() is None for each in seen] == [True, True]
         finally:
             gc.enable()
+
+
+@EACH
+def test_what_a_shadow_rule_would_have_denied_is_recorded(engine_of, me, ask, caplog):
+    caplog.set_level("INFO", "ratelimit_mw.denials")
+    rule = {"name": "dark", "by": "ip", "limit": "1 per hour", "shadow": True}
+    with settings(engine_of(rule)):
+        answers = ask(["/free"] * 2, me)
+    assert 429 not in [answer.status_code for answer in answers]
+    records = [each for each in caplog.records if each.name == "ratelimit_mw.denials"]
+    assert [(each.rule, each.method, each.shadow) for each in records] == [("dark", "GET", True)]

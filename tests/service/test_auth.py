@@ -50,6 +50,17 @@ def test_auth_answers_403_to_nginx_and_has_the_status_of_the_rule_in_a_header(se
     assert answers[2].json() == {"message": "Too many requests"}
 
 
+def test_what_a_shadow_rule_would_have_denied_at_auth_is_recorded(server, caplog):
+    caplog.set_level(logging.INFO, "ratelimit_mw.denials")
+    client = server.use(file([{**LOGIN, "shadow": True}]))
+    answers = [client.get("/auth", headers=nginx("/login", "POST")) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    found = [
+        (each.rule, each.method, each.route, each.shadow) for each in caplog.records if each.name.endswith("denials")
+    ]
+    assert found == [("login", "POST", "/login", True)] * 2
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND"])
 def test_auth_decides_by_the_original_method_whatever_method_asks(server, method):
     client = server.use(file([LOGIN]))

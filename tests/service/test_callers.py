@@ -4,6 +4,8 @@ import grpc
 import httpx
 import pytest
 
+from ratelimit_mw.service.messages import METHOD
+from ratelimit_mw.service.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest
 from tests.support.patience import WITHIN, eventually
 from tests.support.service import OK, RULES, Serving, asking, request, rules_at
 
@@ -54,3 +56,34 @@ def test_refused_callers_and_unknown_domains_are_logged_at_most_ten_times_a_minu
         service.ended()
     assert [len(lines_of(service, each)) for each in subjects] == [MOST] * 3
     assert not lines_of(service, "hunter2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown", "code"),
+    [
+        pytest.param(["--allow-anyone"], None, "PERMISSION_DENIED", id="anyone may ask, and shows no token"),
+        pytest.param(["--allow-anyone"], "check", "OK", id="anyone may ask, and this one shows a token"),
+        pytest.param([], "check", "OK", id="the token of a proxy"),
+    ],
+)
+def test_hits_are_given_back_to_callers_with_a_token(tmp_path, flags, shown, code):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("check 0123456789abcdef\n")
+    sent = RateLimitRequest(domain="shop")
+    entry = RateLimitDescriptor.Entry(key=b"user", value=b"ann")
+    sent.descriptors.add(entries=[entry], is_negative_hits=True).hits_addend.value = 1
+    words = {} if shown is None else {"authorization": "Bearer 0123456789abcdef"}
+    with (
+        Serving(rules_at(tmp_path, RULES), "--token-file", str(tokens), *flags) as service,
+        grpc.insecure_channel(service.grpc) as channel,
+    ):
+        try:
+            _, call = channel.unary_unary(METHOD).with_call(
+                sent.SerializeToString(), timeout=WITHIN, metadata=list(words.items())
+            )
+        except grpc.RpcError as error:
+            call = error
+        found = {"entries": [{"key": "user", "value": "ann"}], "isNegativeHits": True}
+        asked = {"domain": "shop", "descriptors": [found]}
+        status = httpx.post(f"{service.http}/json", json=asked, headers=words, timeout=WITHIN).status_code
+    assert (call.code().name, status) == (code, 200 if code == "OK" else 403)
