@@ -307,6 +307,7 @@ KNOWN = {
     "rules/preflights.py": "what preflights are counted by",
     "operations/page/visits.py": "a limit of the page itself",
     "cli/doctor.py": "the counter with which it tries the store",
+    "decision/verdict.py": "the limit of a service, which does not say how it counts",
 }
 """The files outside the algorithms that know one by its name, each with the reason."""
 
