@@ -36,6 +36,9 @@ _MAX_PENDING = 20_000
 or a pause of the process, would make questions fail."""
 
 
+_HANDSHAKE = 30.0
+"""The seconds within which a connection must have begun to speak TLS and HTTP/2. grpc's own limit is 120."""
+
 _MAX_WATCHES = 1000
 """The health watches at once. They need no token, and each holds memory until its client ends it."""
 
@@ -136,6 +139,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message * _TRANSPORT_FACTOR),
         ("grpc.max_metadata_size", _MAX_METADATA),  # beyond it, requests are rejected at random
         ("grpc.absolute_max_metadata_size", _MAX_METADATA),  # beyond it, all of them
+        ("grpc.server_handshake_timeout_ms", math.ceil(_HANDSHAKE * 1000)),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.server.max_pending_requests", _MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),

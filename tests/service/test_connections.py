@@ -1,5 +1,6 @@
 """How many connections a port takes, and what happens if the process has no descriptors left."""
 
+import asyncio
 import re
 import resource
 import socket
@@ -9,6 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ratelimit_mw.service import grpc_server
+from ratelimit_mw.service.settings import Address
+from tests.service.http_service import service
 from tests.support.patience import WITHIN, eventually
 from tests.support.service import OK, RULES, Serving, request, rules_at
 
@@ -29,6 +33,24 @@ def is_closed(connection):
             pass
         return True
     return False
+
+
+def test_a_grpc_connection_that_says_nothing_is_closed(monkeypatch):
+    monkeypatch.setattr(grpc_server, "_HANDSHAKE", 0.5)
+    made = service({"domain": "shop", "client": {"secret": "s"}, "rules": [{"name": "a", "limit": "1 per year"}]})
+
+    async def run():
+        server = grpc_server.GrpcServer(made, Address())
+        address = await server.start()
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        async with asyncio.timeout(WITHIN):
+            await reader.read()  # until the end
+        writer.close()
+        await server.stop(0)
+        return reader.at_eof()
+
+    assert asyncio.run(run())
+    made.limiter.close()
 
 
 @pytest.mark.parametrize("port", ["grpc", "http"])
