@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import grpc.aio
 
-from bench.apps import empty_asgi, rate_of, receive, send
+from bench.apps import AsgiApp, empty_asgi, rate_of, receive, send
 from bench.measure import Effort, Figure, Run, alone, beside, in_turn
 from bench.traffic import STREAMS, Request
 from ratelimit_mw import RateLimiter
@@ -266,7 +266,7 @@ def of_app(what: str, store: str, url: str, number: int) -> Run:
     else:
         file["rules"] = [{"name": "everything", "by": "ip", "limit": "1000000 per minute"}]
     limiter, runner, coming = RateLimiter(file), asyncio.Runner(), STREAMS["Zipf"]()
-    middleware = RateLimitMiddleware(empty_asgi, limiter=limiter)
+    middleware: AsgiApp = RateLimitMiddleware(empty_asgi, limiter=limiter)
     prepare: Callable[[Request], Any] = Request.attributes if what == "acheck" else Request.scope
     ask = limiter.acheck if what == "acheck" else lambda scope: middleware(scope, receive, send)
 

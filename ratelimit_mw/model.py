@@ -197,7 +197,7 @@ class ServiceReply(Reply):
     @classmethod
     def of(cls, decisions: Sequence["Decision"], rules: Mapping[str, Mapping[str, Any]]) -> Self:
         """The reply with these decisions."""
-        made = cls(0, ())
+        made = tuple.__new__(cls, (0, (), None))  # in a third of the time of a normal call
         made.decisions, made.rules = decisions, rules
         return made
 

@@ -17,7 +17,7 @@ def open_source(config: Config) -> Source:
         return MappingSource(config)
     path = os.fspath(config)
     scheme, separator, _ = path.partition("://")
-    if not separator or scheme not in STORES:
+    if not separator or scheme not in STORES or STORES[scheme].decides:
         return FilesSource(path)
     from ratelimit_mw.reload.database import RulesDatabase  # imported late: redis-py takes a while
 

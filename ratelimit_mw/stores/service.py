@@ -22,7 +22,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import PermanentFault, StoreUnavailable, extra
 from ratelimit_mw.model import Ask, Decision, Reply, ServiceReply
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import Denied, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Denied, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import Command, Conversation
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection, StreamingConnection
 from ratelimit_mw.stores.redis.store import Server
@@ -47,7 +47,7 @@ _CANNOT = (
 )
 
 _REFUSALS = {
-    400: "compare the domain and the attributes of this file with those in the rules of the service",
+    400: "compare the domain and the attributes of this file with those in the rules of the service, and both versions",
     401: "write a token of the service as the password of the storage URL, as in https://:TOKEN@host:8080",
     403: "give this app a token or a client certificate that the service accepts",
     404: "correct the host and the port of the storage URL (that of --http), or update the service",
@@ -286,7 +286,7 @@ class ServiceStore(Server):
 
 
 def _require_deciding(request: StoreRequest) -> None:
-    if not request[1].decides:
+    if request[1] is not DECIDE and not request[1].decides:
         raise RuntimeError(_CANNOT)
 
 
@@ -310,11 +310,14 @@ def _converse(requests: Sequence[StoreRequest]) -> Conversation:
             sizes.append(len(batch))
     responses = yield calls
     told = [_told(response, size) for response, size in zip(responses, sizes, strict=True)]
-    decisions = chain.from_iterable([each for each, _ in told])
+    found = list(chain.from_iterable([each for each, _ in told]))
     rules = {name: facts for _, known in told for name, facts in known.items()}
+    if order == sorted(order) and all(len(asks) == 1 for asks, _ in requests):  # the usual case
+        return [ServiceReply.of((decision,), rules) for decision in found]
+    decisions = iter(found)
     replies: list[Reply | StoreUnavailable] = [StoreUnavailable("no decision")] * len(requests)
     for place in order:
-        replies[place] = ServiceReply.of(list(islice(decisions, len(requests[place][0]))), rules)
+        replies[place] = ServiceReply.of(tuple(islice(decisions, len(requests[place][0]))), rules)
     return replies
 
 

@@ -338,6 +338,11 @@ def test_a_file_with_what_a_service_decides_is_refused_with_a_sentence(sections,
         RateLimiter(of_app(**sections))
 
 
+def test_rules_are_not_read_from_the_address_of_a_service():
+    with pytest.raises(ConfigurationError, match="rules are not read from a https:// address"):
+        RateLimiter("https://limits")
+
+
 @pytest.mark.parametrize(
     ("config", "storage"),
     [(file(), "https://limits"), (of_app(), "memory://"), (of_app(), MemoryStore())],
