@@ -16,7 +16,7 @@ from ratelimit_mw.config.words.client import ATTRIBUTES
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import PRIORITY
 from ratelimit_mw.config.words.rule import RULE
-from ratelimit_mw.config.words.selection import BY, EXEMPT, NAME, REPLACES, SHADOW
+from ratelimit_mw.config.words.selection import BY, EXEMPT, NAME, REPLACES
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of, choices_of
@@ -85,8 +85,8 @@ class _Lint:
                     self._warn(rule, "cost", "a cost of 0 charges nothing, so the limit is never reached")
                 elif any(rule is each for each in self._compared):
                     self._limits(rule, section)
-                if section[SHADOW] and section[REPLACES]:
-                    self._warn(rule, "replaces", "a shadow rule replaces nothing")
+                if section[REPLACES] and not rule.replaces:
+                    self._warn(rule, "replaces", "a shadow rule replaces only shadow rules")
 
     def _warn(self, rule: CompiledRule, key: str, message: str) -> None:
         self.warnings.add(self._sections[rule.rank].place(key), message)

@@ -27,6 +27,7 @@ from ratelimit_mw.config.words.selection import (
     EXEMPT,
     MATCH,
     NAME,
+    SHADOW,
     SHADOW_FILE,
     compile_match,
     validate_exempt,
@@ -324,17 +325,20 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, log
     validate_exempt(file[EXEMPT], problems)
     base = Rule("", file[STORAGE].on_error, file[SHADOW_FILE], domain=domain)
     ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)}
+    # A shadow rule denies no request, so it must not replace a rule that does. In a shadow file no rule denies.
+    shadows = {rule[NAME]: rank for rank, rule in enumerate(rules) if rule[SHADOW]}
     packed: dict[str, bytes] = {}
     recompiler = Recompiler(base, attributes, packed)
     compiled: list[CompiledRule] = []
     for rank, rule in enumerate(rules):
         match = compile_match(rule[MATCH], attributes, problems)
+        replaceable = shadows if rule[SHADOW] else ranks
         packed[rule[NAME]] = pack(rule.detached())
         if rule[LIMIT].function:
-            made = compile_rule(rank, with_sample(rule), base, ranks, match, attributes, problems)
+            made = compile_rule(rank, with_sample(rule), base, replaceable, match, attributes, problems)
             made = with_function(made, rule, recompiler, attributes, problems)
         else:
-            made = compile_rule(rank, rule, base, ranks, match, attributes, problems)
+            made = compile_rule(rank, rule, base, replaceable, match, attributes, problems)
             # Another limit may have effects that a limit of 0 has not, or one so low that the throttle adds nothing.
             if rule[THROTTLE] is not None or not any(quota.limit for quota in made.quotas):
                 made = replace(made, sample=sample_of(domain, rule))

@@ -189,7 +189,7 @@ class TestReplaces:
         [
             case({"limit": "unlimited"}, [], id="unlimited replaces like any limit"),
             case({"limit": {"default": "unlimited", "free": "1/s"}}, [], id="so does an unlimited tier"),
-            case({"shadow": True}, ["r0", "r1"], id="a shadow rule replaces nothing"),
+            case({"shadow": True}, ["r0", "r1"], id="a shadow rule replaces no rule that is enforced"),
             case({"by": "user"}, ["r0"], id="a rule without a counter replaces nothing"),
             case({"by": "user", "limit": "unlimited"}, ["r0"], id="even an unlimited one"),
             case({"by": ["user", "ip"]}, ["r1"], id="one counter is enough"),
@@ -199,6 +199,11 @@ class TestReplaces:
     )
     def test_replacing_takes_a_rule_that_applies(self, rule, expected):
         assert applied(rules({}, {"replaces": "r0", **rule}, client={"user": "header:x-user"})) == expected
+
+    def test_a_shadow_rule_replaces_shadow_rules(self):
+        shadows = ({"shadow": True}, {}, {"shadow": True, "match": {"path": "/login"}, "replaces": ["r0", "r1"]})
+        assert applied(rules(*shadows), "/login") == ["r1", "r2"]
+        assert applied(rules(*shadows), "/other") == ["r0", "r1"]
 
     def test_a_rule_that_is_replaced_still_replaces(self):
         chain = ({}, {"replaces": "r0", "match": {"path": "/a/*"}}, {"replaces": "r1", "match": {"path": "/a/b"}})

@@ -85,15 +85,14 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
         rank: The index of the rule in the file.
         rule: The values of the rule.
         base: What the rules of the file have in common.
-        ranks: The index of each rule, by its name.
+        ranks: The index of each rule that this one may replace, by its name.
         match: The compiled `match` of the rule.
         attributes: The attributes that rules may use.
         problems: Receives the errors. If there is one, the result must not be used.
     """
     validate_rule(rule, problems)
     counters, tiers = compile_counters(base.domain, rule)
-    # A shadow rule denies no request, so it must not replace a rule that does. In a shadow file no rule denies.
-    replaced = () if rule[SHADOW] else rule[REPLACES]
+    replaced = rule[REPLACES]
     return CompiledRule(
         rank=rank,
         rule=replace(base, name=rule[NAME], **_fields(rule)),
