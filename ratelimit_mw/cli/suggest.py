@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ratelimit_mw.cli.common import say_json
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.cli.log_options import (
     ClientNames,
@@ -22,7 +23,7 @@ from ratelimit_mw.cli.log_options import (
 )
 from ratelimit_mw.foresight.logs.entry import check_fields
 from ratelimit_mw.foresight.suggest.proposal import propose
-from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
+from ratelimit_mw.foresight.suggest.text import ProposalSource, as_mapping, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 
 
@@ -38,6 +39,7 @@ def suggest(
     until: Until = None,
     lenient: Lenient = False,
     names: ClientNames = "plain",
+    json: Annotated[bool, typer.Option("--json", help="Print what was found, and the rules, as JSON.")] = False,
 ) -> None:
     """Propose limits for the traffic of an access log: a rules file in which each number has its reason.
 
@@ -54,9 +56,12 @@ def suggest(
         with progress_of("suggest", logs) as on_progress:
             traffic.read(logs, form, places, on_progress, lenient=lenient)
         require_readable(traffic.unreadable, traffic.lines, lenient=lenient)
-        proposal = propose(traffic, check)
+        proposal = propose(traffic, check, enforce=enforce)
     options = [*([] if form == "auto" else ["--format", form])]
     for option, values in (("--field", field or []), ("--since", [since]), ("--until", [until])):
         options += [word for value in values if value is not None for word in (option, value)]
     source = ProposalSource(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
-    typer.echo(as_yaml(proposal, traffic, source), nl=False)
+    if json:
+        say_json(as_mapping(proposal, traffic, source))
+    else:
+        typer.echo(as_yaml(proposal, traffic, source), nl=False)

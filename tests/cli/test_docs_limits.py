@@ -45,7 +45,7 @@ def test_each_command_prints_the_lines_of_the_page_in_their_order(walk):
         assert [line for line in wanted if line not in lines] == [], out  # `in` takes the lines up to this one
         if code:
             assert err in [text for kind, text in BLOCKS if kind == "text"]
-    assert seen == ["suggest", "check", "replay", "replay", "replay"]
+    assert seen == ["suggest", "check", "replay", "replay", "suggest", "replay"]
     assert Path("report.html").read_text("utf-8").startswith("<!doctype html>")
 
 

@@ -1,5 +1,6 @@
 """`ratelimit-mw suggest`."""
 
+import json
 import random
 import re
 from pathlib import Path
@@ -41,12 +42,30 @@ def test_rules_are_shadow_rules_unless_they_are_to_be_enforced(suggest):
 
 def test_each_number_has_its_reason(suggest):
     _, out, _ = suggest()
+    text = re.sub(r"\n *# ", " ", out)
     assert re.search(
-        r"  # half of the addresses have \d+ in their busiest minute, 99.9 % ≤ \d+; × 1.5 → (\d+)\n"
-        r"  - name: everything\n    by: ip\n    limit: \1 per minute\n",
-        out,
-    )
-    assert out.count("  # half of") + out.count("not derived from ordinary use") == out.count("    limit: ")
+        r"half of the addresses have \d+ in their busiest minute, 98 % ≤ \d+; × 1.5 → (\d+) "
+        r"half of the addresses have \d+ in their busiest hour, 98 % ≤ \d+; (?:1 far beyond was left out; )?"
+        r"× 1.5 → (\d+) "
+        r"denies \d+ of [0-9,]+ requests \(\d\.\d\d %\), of \d+ of 62 clients \(\d\.\d\d %\) "
+        r"strict: \d+ per minute, \d+ per hour denies \d+, of \d+; "
+        r"loose: \d+ per minute, \d+ per hour denies \d+, of \d+\n"
+        r"  - name: everything\n    by: ip\n    limit: \[\1 per minute, \2 per hour\]\n",
+        text,
+    ), text
+    assert out.count("  # denies ") == out.count("    limit: ") == 2
+
+
+def test_the_same_is_printed_as_json(suggest, run):
+    code, out, _ = suggest("access.log", "--json")
+    found = json.loads(out)
+    assert code == 0
+    Path("json.yaml").write_text(json.dumps(found["config"]), "utf-8")
+    result = json.loads(run("replay", "access.log", "--rules", "json.yaml", "--json")[1])
+    for rule, replayed in zip(found["rules"], result["rules"], strict=True):
+        assert rule["effect"]["denied"] == replayed["denied"]
+        assert rule["strict"]["denied"] >= rule["effect"]["denied"] >= rule["loose"]["denied"]
+    assert found["pollers"] == [{"client": "ip=192.0.2.7", "route": "GET /status", "period": 30.0, "requests": 60}]
 
 
 def test_clients_at_regular_intervals_are_named_and_can_be_hashed(suggest):

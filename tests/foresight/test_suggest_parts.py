@@ -1,5 +1,6 @@
 """The parts of `suggest`: busiest minutes and fences, templates of paths, and clients that do one thing."""
 
+import random
 from fractions import Fraction
 
 import pytest
@@ -10,17 +11,29 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.suggest import traffic
-from ratelimit_mw.foresight.suggest.behaviour import (
-    busiest_minute,
-    extended,
-    fence,
-    next_round,
-    quantile,
-    round_limit,
+from ratelimit_mw.foresight.suggest.clients import (
+    Crowd,
+    Track,
+    fold,
+    is_login,
+    is_steady,
+    matches,
+    poll_of,
+    template,
     track_of,
 )
-from ratelimit_mw.foresight.suggest.proposal import _Uses
-from ratelimit_mw.foresight.suggest.routes import fold, is_login, matches, rule_name, template
+from ratelimit_mw.foresight.suggest.limits import (
+    Uses,
+    busiest,
+    covered,
+    denied,
+    limits_of,
+    next_round,
+    quantile,
+    reached,
+    round_limit,
+)
+from ratelimit_mw.foresight.suggest.proposal import rule_name
 from ratelimit_mw.foresight.suggest.traffic import ANY, INT, OTHER, UUID, Traffic, path_of, segments_of
 from ratelimit_mw.rules.path_templates import parse
 
@@ -28,10 +41,10 @@ SECOND = 10**6
 NOON = 1_772_366_400 * SECOND
 
 
-def denied_at(limit, times):
-    """How many requests at these times `limit` per minute denies."""
+def denied_at(limit, times, period="minute"):
+    """How many requests at these times `limit` per period denies."""
     clock = ManualClock(0)
-    config = {"domain": "d", "client": {"secret": "s"}, "rules": [{"name": "all", "limit": f"{limit} per minute"}]}
+    config = {"domain": "d", "client": {"secret": "s"}, "rules": [{"name": "all", "limit": f"{limit} per {period}"}]}
     with RateLimiter(config, storage="memory://", clock=clock) as limiter:
         decided = []
         for at in times:
@@ -40,12 +53,14 @@ def denied_at(limit, times):
     return decided.count(False)
 
 
+@pytest.mark.parametrize(("period", "scale"), [("minute", 1), ("hour", 60)])
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=25))
-def test_the_busiest_minute_is_the_smallest_limit_that_denies_nothing(seconds):
-    times = sorted(NOON + second * SECOND // 2 for second in seconds)
-    peak = busiest_minute(times)
-    assert denied_at(peak, times) == 0
-    assert peak == 1 or denied_at(peak - 1, times) > 0
+def test_the_busiest_period_is_the_smallest_limit_that_denies_nothing(period, scale, seconds):
+    times = sorted(NOON + scale * second * SECOND // 2 for second in seconds)
+    peak = busiest(times, 60 * scale * SECOND)
+    assert denied_at(peak, times, period) == denied(times, peak, 60 * scale * SECOND) == 0
+    if peak > 1:
+        assert denied_at(peak - 1, times, period) == denied(times, peak - 1, 60 * scale * SECOND) > 0
 
 
 @pytest.mark.parametrize(("thousandths", "value"), [(250, 1), (500, 2), (750, 3), (751, 4), (999, 4), (1, 1)])
@@ -53,18 +68,13 @@ def test_a_quantile_is_one_of_the_values(thousandths, value):
     assert quantile([1, 2, 3, 4], thousandths) == value
 
 
-@pytest.mark.parametrize(
-    ("peaks", "edge"),
-    [([1] * 9, 8), ([5] * 9, 40), ([1, 1, 1, 4], 8), ([1, 2, 3, 4, 5, 6, 7, 8], 6 * 27), ([2, 2, 6, 6], 6 * 27)],
-)
-def test_the_fence_is_three_ranges_of_the_quartiles_above_them(peaks, edge):
-    assert fence(peaks) == edge
+def test_more_clients_say_more_about_the_busiest():
+    assert [covered(number) for number in (20, 999, 1000, 9999, 10_000)] == [980, 980, 995, 995, 999]
 
 
-def test_the_fence_goes_on_to_the_first_gap():
-    assert extended(8, [1, 5, 8, 20, 60, 180, 541, 600]) == 180
-    assert extended(8, [1, 2, 25]) == 8
-    assert extended(8, [1, 2, 24]) == 24
+def test_a_distribution_ends_at_the_first_gap():
+    assert reached(8, [9, 16, 30, 61, 70]) == 30
+    assert reached(8, [17]) == 8
 
 
 @pytest.mark.parametrize(
@@ -91,24 +101,46 @@ def test_the_next_round_number_is_not_below_and_not_far(number):
     assert round_limit(Fraction(next_round(number))) == next_round(number)
 
 
-def uses(*rows):
-    found = _Uses()
-    for place, (peak, requests, failed) in enumerate(rows):
-        found.add(place, [NOON] * peak + [NOON + 10**12 * each for each in range(1, 1 + requests - peak)], failed)
+def uses(*peaks):
+    """How clients with these busiest minutes use a rule. Each has no other request."""
+    times = [[NOON] * peak for peak in peaks]
+    found = Uses([60 * SECOND], times.__getitem__)
+    for client, moments in enumerate(times):
+        found.add(client, moments)
     return found
 
 
-def test_a_limit_that_would_deny_too_many_requests_is_raised():
-    people = [(1, 2, 0)] * 2000
-    assert uses(*people, (7, 7, 0)).measure(()).limit == 8
-    assert uses(*people, (7, 7, 0)).measure(())[1:] == (1, 1, (), True)
-    assert uses(*people).measure(()) == (5, 1, 1, (), False)
-    assert uses(*people, (9, 9, 0)).measure((), strict=True)[3] == ((2000, 9),)
-    assert uses(*people, (9, 9, 0)).measure({2000}) == (5, 1, 1, (), False)
+def limit_of(found, left_out=(), trusted=(), spare=0, **further):
+    """The limit, and the clients that it is raised for and that are beyond it."""
+    (limit,) = limits_of(found, left_out, trusted, spare, **further)
+    return limit.limit, list(limit.raised_for), [client for client, _ in limit.beyond]
 
 
-def test_clients_of_which_nearly_all_requests_fail_are_found():
-    assert list(uses((1, 5, 5), (1, 4, 4), (1, 10, 9), (1, 11, 9), (1, 5, 0)).mostly_failing()) == [0, 2]
+def test_a_limit_covers_nearly_all_clients_and_no_client_raises_it_far():
+    people = [4] * 99
+    assert limit_of(uses(*people)) == (6, [], [])
+    assert limit_of(uses(*people, 40)) == (6, [], [99])
+    assert limit_of(uses(*people, 9)) == (10, [99], [])
+    assert limit_of(uses(*people, 9), spare=3) == (6, [], [])
+    assert limit_of(uses(*people, 9), left_out={99}) == (6, [], [99])
+    assert limit_of(uses(*people, 40), left_out={99}, trusted={99}) == (40, [99], [])
+    assert limit_of(uses(*people * 4, 9, 12, 20, 30, 31, 100)) == (40, [*range(396, 401)], [401])
+    assert limit_of(uses(9), least=1) == (15, [], [])
+    assert limit_of(uses(7), convention=True) == (8, [0], [])
+    assert limits_of(uses(*[4] * 19), (), (), 0) == []
+
+
+def test_a_longer_period_has_a_limit_of_its_own_where_the_shorter_one_does_not_bind():
+    hour = 3600 * SECOND
+
+    def limits(times):
+        found = Uses([60 * SECOND, hour], lambda _: times)
+        for client in range(20):
+            found.add(client, times)
+        return [(each.limit, each.period // SECOND) for each in limits_of(found, (), (), 0)]
+
+    assert limits([NOON] * 20) == [(30, 60), (60, 3600)]
+    assert limits([NOON + 3 * SECOND * each for each in range(1200)]) == [(30, 60)]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +209,9 @@ def test_a_template_matches_the_paths_that_rules_match():
         ("/wp-login.php", True),
         ("/oauth2/token", True),
         ("/Password_Reset", True),
+        ("/wp-admin/edit", True),
+        ("/account", True),
+        ("/otp", True),
         ("/xmlrpc.php", True),
         ("/authors", False),
         ("/blogin", False),
@@ -209,22 +244,29 @@ def traffic_of(*requests):
     return traffic
 
 
-def track(*requests):
+@pytest.mark.parametrize(
+    ("statuses", "found"),
+    [({401: 10}, Track(401, 10)), ({401: 9}, None), ({401: 18, 302: 2}, Track(401, 20)), ({401: 17, 302: 2}, None)],
+)
+def test_a_client_is_one_track_on_a_route_if_ninety_percent_of_ten_requests_have_one_status(statuses, found):
+    assert track_of(statuses) == found
+
+
+def polled(*requests):
+    """The period in seconds, and the requests, of a client that polls. None for other clients."""
     traffic = traffic_of(*((at, "192.0.2.1", method, path, status) for at, method, path, status in requests))
-    found = track_of(traffic.of("192.0.2.1"))
-    return found and (traffic.routes[found.route].path, found.status, found.requests, found.period / SECOND)
+    found = poll_of(traffic.of("192.0.2.1"))
+    return found and (traffic.routes[found.route].path, found.period / SECOND, found.requests)
 
 
-def test_a_client_is_one_track_if_ninety_percent_of_its_requests_are_the_same():
-    same = [(10 * each, "GET", "/a?b", 200) for each in range(18)]
-    others = [(500, "GET", "/b", 200), (501, "GET", "/a", 304)]
-    assert track(*same, *others) == (("a",), 200, 18, 10)
-    assert track(*same, *others, (502, "POST", "/a", 200)) is None
-    assert track(*same, (500, "HEAD", "/a", 200)) is None  # nineteen requests
-
-
-def test_the_numbers_in_a_path_distinguish_tracks():
-    assert track(*((each, "GET", f"/items/{each}", 200) for each in range(30))) is None
+def test_a_client_polls_if_ninety_percent_of_its_requests_are_for_one_page_with_success():
+    same = [(10 * each, "GET", "/a/7?b", 200) for each in range(27)]
+    others = [(500, "GET", "/b", 200), (501, "GET", "/a/8", 200), (502, "HEAD", "/a/7", 304)]
+    assert polled(*same, *others) == (("a", INT), 10, 28)
+    assert polled(*same, *others, (503, "GET", "/b", 200), (504, "GET", "/b", 200)) is None
+    assert polled(*same[:19]) is None
+    assert polled(*((each, method, path, 404) for each, method, path, _ in same)) is None
+    assert polled(*((10 * each, "GET", f"/items/{each}", 200) for each in range(30))) is None
 
 
 @pytest.mark.parametrize(
@@ -234,15 +276,57 @@ def test_the_numbers_in_a_path_distinguish_tracks():
         ([60, 61, 59] * 10, 60),
         ([600, 650, 560] * 10, 600),
         ([*[30] * 28, 5000, 1], 30),
-        ([1, 100, 7] * 10, 0),
-        ([1] * 30, 0),
-        ([60] * 20 + [5] * 10, 0),
-        ([60] * 20 + [500] * 10, 0),
+        ([1, 100, 7] * 10, None),
+        ([1] * 30, None),
+        ([60] * 20 + [5] * 10, None),
+        ([60] * 20 + [500] * 10, None),
+        ([195_625] * 30, None),
     ],
 )
 def test_a_period_is_the_usual_time_between_requests(gaps, period):
     times = [sum(gaps[:each]) for each in range(len(gaps) + 1)]
-    assert track(*((at, "GET", "/a", 200) for at in times))[3] == period
+    found = polled(*((at, "GET", "/a", 200) for at in times))
+    assert (found and found[1]) == period
+
+
+def test_a_program_is_steady_and_people_are_not():
+    chance = random.Random(1)
+    people = sorted(chance.uniform(0, 20_000) for _ in range(1000))
+    program = [20 * each + chance.uniform(0, 10) for each in range(1000)]
+    assert not is_steady([int(SECOND * at) for at in people])
+    assert is_steady([int(SECOND * at) for at in program])
+    assert is_steady([int(at) // 4 * SECOND for at in range(1000)])  # by a clock of whole seconds
+    assert not is_steady([int(SECOND * at) for at in program[:399]])
+
+
+def crowd():
+    """Shoppers, a tenth of whom use an API."""
+    found = Crowd(cap=50)
+    for client in range(100):
+        found.add({1: 30, 2: 15, 3: 5} if client % 10 else {1: 5, 4: 500})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("counts", "likeness"),
+    [
+        ({1: 600, 2: 300, 3: 100}, "alike"),
+        ({1: 600, 2: 300, 3: 100, 4: 300}, "alike"),
+        ({1: 1000}, "unlike"),
+        ({3: 1000}, "unlike"),
+        ({1: 600, 2: 300}, "unlike"),
+        ({1: 20}, "unknown"),
+        ({4: 20}, "unknown"),
+    ],
+)
+def test_a_client_is_alike_if_it_leaves_out_nothing_that_the_others_do(counts, likeness):
+    assert crowd().likeness(counts) == likeness
+
+
+def test_no_client_decides_what_the_others_do():
+    found = crowd()
+    found.add({4: 100_000})
+    assert found.likeness({1: 600, 2: 300, 3: 100}) == "alike"
 
 
 def test_addresses_are_clients_as_in_the_rules():

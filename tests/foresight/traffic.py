@@ -16,6 +16,7 @@ class Sent(NamedTuple):
     method: str
     path: str
     status: int
+    user: str = "-"
 
 
 def person(random, ip, visits, begin=START, hours=6):
@@ -63,7 +64,7 @@ def crawler(random, ip, number, begin=START):
 def line(sent):
     """One line of a log in the format `combined`."""
     time = datetime.fromtimestamp(sent.at, UTC).strftime("%d/%b/%Y:%H:%M:%S +0000")
-    return f'{sent.ip} - - [{time}] "{sent.method} {sent.path} HTTP/1.1" {sent.status} 5 "-" "a"\n'
+    return f'{sent.ip} - {sent.user} [{time}] "{sent.method} {sent.path} HTTP/1.1" {sent.status} 5 "-" "a"\n'
 
 
 def write(path: Path, *parts):

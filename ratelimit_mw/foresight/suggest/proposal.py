@@ -1,113 +1,122 @@
-"""Chooses the rules for the traffic of a log: one for all requests, and a few for routes that need their own."""
+"""Chooses the rules for the traffic of a log: one for all requests, one by user, and a few for routes."""
 
-import re
-from array import array
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.foresight.logs.formats import UnusableLog
-from ratelimit_mw.foresight.suggest.behaviour import (
-    HEADROOM,
-    MOST,
+from ratelimit_mw.foresight.suggest.clients import (
+    VALUES,
+    WORDS,
     WRITING,
+    Clients,
+    Path,
+    Poll,
+    Site,
     Track,
-    busiest_minute,
-    extended,
-    fence,
-    next_round,
-    quantile,
-    round_limit,
-    track_of,
+    is_login,
+    template,
 )
-from ratelimit_mw.foresight.suggest.routes import Path, fold, is_login, matches, rule_name, template
-from ratelimit_mw.foresight.suggest.traffic import (
-    OTHER,
-    Route,
-    Traffic,
-    route_of,
-    status_of,
-    statuses_by_route,
+from ratelimit_mw.foresight.suggest.limits import (
+    LEAST_CLIENTS,
+    LEAST_GROUP,
+    Consequence,
+    Denials,
+    Limit,
+    Uses,
+    denials,
+    limits_of,
 )
+from ratelimit_mw.foresight.suggest.traffic import Route, Traffic
+from ratelimit_mw.units import DAY, HOUR, MINUTE, spell_period
 
 DOMAIN = "app"
 """The domain of the proposal."""
 
 LEAST_REQUESTS = 1000
-LEAST_CLIENTS = 20
 """A log with less says too little."""
 
-CONVENTION = 5
-"""The limit per minute where no number can be taken from the log. It is also the smallest limit."""
+PERIODS = (MINUTE, HOUR, DAY)
+"""The periods of limits."""
 
-_ONE_TRACK = Fraction(1, 20)
-"""The share of one-track clients above which a route gets no percentile."""
+_ONE_TRACK = 20
+"""The one-track clients are too many for a percentile if they are more than one in so many clients of a route."""
 
-_DENIED = Fraction(1, 2000)
-"""The most requests of ordinary clients that one rule may deny. The rule for all requests and the one for a route may
-both deny, so this is half of the 0.1 % that is promised."""
+_FEW = 10
+"""The clients of a route are few for its requests if they send so many each."""
+
+_MINORITY = 3
+"""The percentage of the clients from which on a minority is not left out."""
+
+_DENIED = 8000
+"""Of so many requests of ordinary clients, one rule may deny one. All rules together deny at most one in a thousand."""
 
 _MOST_RULES = 8
-"""The most rules for routes. A person reads them."""
+"""The most rules. A person reads them."""
 
-_BUSY = Fraction(1, 10)
-"""The share of all requests that a route for reading has if it is busy."""
+_LEAST_REQUESTS = 50
+"""The least requests to a route by which it gets a rule, unless clients log in there."""
 
-_LEAST_WRITES = 50
-_REFUSED = (401, 403)
-_LOGIN_REFUSED = Fraction(1, 10)
-"""The share of refused requests (401, 403) above which a route for writing is one where clients log in."""
+_MULTIPLES = (("--strict", Fraction(2, 3)), ("", Fraction(1)), ("--loose", Fraction(2)))
+"""The limits whose consequences are stated, and what is appended to the name of the rule."""
 
-_NO_ROUTE = (404, 405, 410)
-"""The statuses of paths that the app does not have. Scanners ask for many of them."""
-
-_FAILED = 5
-_MOSTLY = Fraction(9, 10)
-"""A client of which at least so many requests to a route for writing, and this share of them, fail, is not ordinary."""
-
-_STATIC = re.compile(
-    r".*\.(?:avif|bmp|css|eot|gif|ico|jpe?g|m?js|map|mp[34]|otf|pdf|png|svg|ttf|txt|wasm|webm|webmanifest|webp|woff2?|zip)",
-    re.IGNORECASE,
-)
-"""The ends of static files. The rule for all requests limits them."""
+_NO_LIMIT = 1 << 62
 
 
-class MeasuredLimit(NamedTuple):
-    """The limit that ordinary clients need, and how it was found.
+class Guesses(NamedTuple):
+    """The requests of clients that may guess on a route, and those that the rule denies."""
 
-    Attributes:
-        limit: The limit per minute.
-        half: The median of the ordinary clients' busiest minutes.
-        most: What 99.9 % of the ordinary clients do not exceed.
-        beyond: The indexes of the clients beyond the fence, each with its busiest minute. The busiest is first.
-        raised: True if the limit is larger than 1.5 × `most`, so that it denies few enough requests.
-    """
-
-    limit: int
-    half: int
-    most: int
-    beyond: tuple[tuple[int, int], ...]
-    raised: bool
+    clients: int = 0
+    requests: int = 0
+    denied: int = 0
 
 
-class ProposedRule(NamedTuple):
+_NO_GUESSES = Guesses()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposedRule:
     """One rule of the proposal.
 
     Attributes:
         name: The name.
+        by: What it counts by: "ip" or "user".
         route: The method and the route. None: all requests.
-        limit: The limit per minute.
-        measure: How the limit was found. None for a convention.
-        reason: Why there is a convention. "" if there is a measure.
+        limits: The limits, the shortest period first.
+        reason: Why there is a convention, or a rule for this route. "" if the limits say it.
+        replaces: The names of the rules that do not apply where this one does.
+        effects: What the strict limits deny in this log, what those of the rule deny, and what the loose ones deny.
+        room_for: The busy clients that the limits have room for, because they do what the others do.
+        guesses: What the one-track clients of the route send.
     """
 
-    name: str
-    route: Route | None
-    limit: int
-    measure: MeasuredLimit | None = None
+    name: str = ""
+    by: str = "ip"
+    route: Route | None = None
+    limits: Sequence[Limit]
     reason: str = ""
+    replaces: Sequence[str] = ()
+    effects: Sequence[Consequence] = ()
+    room_for: Sequence[str] = ()
+    guesses: Guesses = _NO_GUESSES
+
+    def texts(self, factor: Fraction = Fraction(1)) -> tuple[str, ...]:
+        """Return a multiple of the limits as a rules file has them."""
+        return tuple(f"{each.times(factor)} per {spell_period(each.period)}" for each in self.limits)
+
+    def mapping(self, *, enforce: bool) -> dict[str, object]:
+        """Return the rule as a rules file has it. Without `enforce`, it is a shadow rule."""
+        found: dict[str, object] = {"name": self.name}
+        if self.route is not None:
+            found["match"] = {"path": template(self.route.path), "methods": [self.route.method]}
+        texts = self.texts()
+        found |= {"by": self.by, "limit": texts[0] if len(texts) == 1 else [*texts]}
+        if self.replaces:
+            found["replaces"] = [*self.replaces]
+        return found if enforce else {**found, "shadow": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +126,19 @@ class Proposal:
     Attributes:
         rules: The rules. The first one is for all requests.
         unruled: The routes that were looked at and have no rule of their own, each with the reason.
-        tracks: The one-track clients, sorted by name.
-        beyond: The clients far beyond the others, over all requests, each with its busiest minute.
+        polls: The clients that ask for one page at regular intervals.
+        beyond: The clients far beyond the others, over all requests, each with its busiest minute, its requests, and
+            those that the rule for all requests denies. The busiest is first.
+        heavy: The number of clients that need far more than the others, and are too many to be left out.
         ordinary: The clients that every number was taken from.
         clients: The number of clients that were looked at.
     """
 
     rules: Sequence[ProposedRule]
     unruled: Sequence[tuple[Route, str]] = ()
-    tracks: Mapping[str, Track] = field(default_factory=dict)
-    beyond: Sequence[tuple[str, int]] = ()
+    polls: Mapping[str, Poll] = field(default_factory=dict)
+    beyond: Sequence[tuple[str, int, int, int]] = ()
+    heavy: int = 0
     ordinary: frozenset[str] = frozenset()
     clients: int = 0
 
@@ -136,266 +148,295 @@ class Proposal:
 
 
 def _mapping(rules: Sequence[ProposedRule], *, enforce: bool) -> dict[str, object]:
-    return {"domain": DOMAIN, "rules": [_rule_mapping(rule, enforce=enforce) for rule in rules]}
+    found: dict[str, object] = {"domain": DOMAIN}
+    if any(rule.by == "user" for rule in rules):
+        found["client"] = {"user": USER}
+    return {**found, "rules": [rule.mapping(enforce=enforce) for rule in rules]}
 
 
-def _rule_mapping(rule: ProposedRule, *, enforce: bool) -> dict[str, object]:
-    found: dict[str, object] = {"name": rule.name}
-    if rule.route is not None:
-        found["match"] = {"path": template(rule.route.path), "methods": [rule.route.method]}
-    found |= {"by": "ip", "limit": f"{rule.limit} per minute"}
-    return found if enforce else {**found, "shadow": True}
-
-
-class _Uses:
-    """How clients use the requests of one rule, in columns: there may be 250 000 clients.
-
-    Attributes:
-        clients: The indexes of the clients.
-        peaks: The busiest minute of each.
-        requests: The requests of each.
-        failed: Those of them that failed (status 400 and above).
-    """
-
-    def __init__(self) -> None:
-        self.clients, self.peaks, self.requests, self.failed = (array("I") for _ in range(4))
-
-    def add(self, client: int, times: Sequence[int], failed: int = 0) -> None:
-        self.clients.append(client)
-        self.peaks.append(busiest_minute(times))
-        self.requests.append(len(times))
-        self.failed.append(failed)
-
-    def mostly_failing(self) -> Iterator[int]:
-        """Yield the clients of which nearly all requests failed."""
-        for client, requests, failed in zip(self.clients, self.requests, self.failed, strict=True):
-            if failed >= _FAILED and failed >= _MOSTLY * requests:
-                yield client
-
-    def measure(self, left_out: Container[int], *, strict: bool = False) -> MeasuredLimit | None:
-        """Return the limit that ordinary clients need. None if too few clients are not `left_out`.
-
-        Args:
-            left_out: The clients that are not ordinary, however busy they are.
-            strict: Leave out all clients above the fence. Otherwise only those that come after a gap.
-        """
-        columns = zip(self.peaks, self.requests, self.clients, strict=True)
-        kept = sorted(each for each in columns if each[2] not in left_out)
-        if len(kept) < LEAST_CLIENTS:
-            return None
-        everything = [peak for peak, _, _ in kept]
-        edge = fence(everything)
-        if not strict:
-            edge = extended(edge, everything)
-        ordinary = [each for each in kept if each[0] <= edge]
-        peaks = [peak for peak, _, _ in ordinary]
-        most = quantile(peaks, MOST)
-        limit = max(round_limit(most * HEADROOM), CONVENTION)
-        needed = _covering(ordinary)
-        beyond = tuple((client, peak) for peak, _, client in reversed(kept[len(ordinary) :]))
-        return MeasuredLimit(max(limit, next_round(needed)), quantile(peaks, 500), most, beyond, needed > limit)
-
-    def above(self, limit: int, left_out: Container[int]) -> int:
-        """Return the requests of the clients whose busiest minute is above a limit."""
-        columns = zip(self.peaks, self.requests, self.clients, strict=True)
-        return sum(requests for peak, requests, client in columns if peak > limit and client not in left_out)
-
-
-def _covering(ordinary: Sequence[tuple[int, int, int]]) -> int:
-    """Return the smallest peak such that the clients above it have few enough requests.
-
-    A limit denies nothing to a client whose busiest minute is within it, so it denies fewer requests than these.
-    """
-    allowed = _DENIED * sum(requests for _, requests, _ in ordinary)
-    above = 0
-    for peak, requests, _ in reversed(ordinary):
-        above += requests
-        if above > allowed:
-            return peak
-    return 1
-
+USER = "header:Authorization"
+"""The source of the user in a proposal. Logs have the user of HTTP Basic, unless an app puts another one there."""
 
 Check = Callable[[Mapping[str, object]], Examined]
 """Examines rules as `ratelimit-mw check` does."""
 
 
-def propose(traffic: Traffic, check: Check) -> Proposal:
+def propose(traffic: Traffic, check: Check, *, enforce: bool = False) -> Proposal:
     """Return the rules for the traffic of a log. `check` must find nothing wrong with them.
+
+    Args:
+        traffic: The traffic.
+        check: Examines rules.
+        enforce: State what the rules deny when they are enforced, and a request that one of them denies is charged to
+            none. Otherwise they are shadow rules, each of which denies by itself.
 
     Raises:
         UnusableLog: The log has fewer than 1 000 requests or 20 clients.
     """
     clients = traffic.clients
     if traffic.requests < LEAST_REQUESTS:
-        found = _counted(traffic.requests, "request")
+        found = counted(traffic.requests, "request")
         raise UnusableLog(f"the log has {found}, but {LEAST_REQUESTS:,} are needed")
     if len(clients) < LEAST_CLIENTS:
         raise UnusableLog(
-            f"the log has {_counted(len(clients), 'client')}, but {LEAST_CLIENTS} are needed. Behind a proxy, a log "
+            f"the log has {counted(len(clients), 'client')}, but {LEAST_CLIENTS} are needed. Behind a proxy, a log "
             "may have the address of the proxy: `--field ip=…` says where that of the client is"
         )
-    return _Analysis(traffic, clients).proposal(check)
+    return _Analysis(traffic, check).proposal(enforce=enforce)
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number of things: "1 client", "2 clients"."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
+class _Scope(NamedTuple):
+    """A rule, the clients that it counts, and how they use its requests."""
+
+    rule: ProposedRule
+    clients: Clients
+    uses: Uses
+    tracks: Sequence[int] = ()
+    nameless: int = 0
+    lost: Counter[str] | None = None
+
+    def above(self, factor: Fraction) -> set[str]:
+        """Return the clients that a multiple of the limits would deny."""
+        found = self.uses.above([(each.times(factor), each.period) for each in self.rule.limits])
+        return {self.clients.names[client] for client in found}
+
+    def stated(self, found: Denials) -> "_Scope":
+        """Return the same with what the rule and its alternatives deny."""
+        requests = sum(self.uses.requests) + self.nameless
+        clients = len(self.uses.clients) + bool(self.nameless)
+        effects = []
+        for name, factor in _MULTIPLES:
+            lost = found[self.rule.name + name]
+            effects.append(Consequence(self.rule.texts(factor), lost.total(), requests, len(lost), clients))
+        own, names = found[self.rule.name], self.clients.names
+        room = {client for limit in self.rule.limits for client in limit.raised_for} & self.clients.alike
+        sent = dict(zip(self.uses.clients, self.uses.requests, strict=True))
+        guesses = Guesses(
+            len(self.tracks),
+            sum(sent[client] for client in self.tracks),
+            sum(own[f"ip={names[client]}"] for client in self.tracks),
+        )
+        room_for = [names[client] for client in sorted(room)]
+        return self._replace(rule=replace(self.rule, effects=effects, room_for=room_for, guesses=guesses), lost=own)
+
+    def beyond(self) -> set[int]:
+        """Return the clients that the limits have no room for."""
+        return {client for limit in self.rule.limits for client, _ in limit.beyond}
+
+    def denied(self, client: int) -> int:
+        """Return how many requests of a client the rule denies."""
+        return self.lost[f"{self.rule.by}={self.clients.names[client]}"] if self.lost else 0
+
+
 class _Analysis:
-    """Looks at each client once, and then at each route that may need a rule."""
+    """Looks at all clients, and then at the routes that may need a rule."""
 
-    def __init__(self, traffic: Traffic, clients: Sequence[str]) -> None:
-        self._routes = traffic.routes
-        self._clients = clients
-        self._total = traffic.requests
-        self._candidates = _candidates(traffic)
-        self._overall = _Uses()
-        self._uses = [_Uses() for _ in self._candidates]
-        self._tracks: dict[int, Track] = {}
-        asked = self._rules_by_route()
-        for index, client in enumerate(clients):
-            requests = traffic.of(client)
-            self._overall.add(index, [at for at, _ in requests])
-            track = track_of(requests)
-            if track is not None:
-                self._tracks[index] = track
-            own: dict[int, list[int]] = {}
-            failed: dict[int, int] = {}
-            for at, packed in requests:
-                for place in asked[route_of(packed)]:
-                    own.setdefault(place, []).append(at)
-                    failed[place] = failed.get(place, 0) + (status_of(packed) >= 400)
-            for place, times in own.items():
-                self._uses[place].add(index, times, failed[place])
-        self._guessing = {index for index, track in self._tracks.items() if self._guesses(track)}
+    def __init__(self, traffic: Traffic, check: Check) -> None:
+        self._traffic, self._check = traffic, check
+        span = traffic.last - traffic.first
+        self._periods = [period for period in PERIODS if period == MINUTE or 2 * period <= span]
+        self._site = Site(traffic)
+        self._clients = clients = Clients(traffic, self._site, self._periods)
+        sizes = enumerate(clients.overall.requests)
+        strange = clients.guessers | clients.unlike
+        self._spare = sum(size for client, size in sizes if client not in strange) // (_DENIED * len(self._periods))
 
-    def _rules_by_route(self) -> list[tuple[int, ...]]:
-        """Return the places of the candidates that match the requests of each route of the traffic."""
-        groups: dict[tuple[str, int], list[tuple[int, Path]]] = {}
-        for place, (candidate, _) in enumerate(self._candidates):
-            groups.setdefault((candidate.method, len(candidate.path)), []).append((place, candidate.path))
-        return [
-            tuple(place for place, path in groups.get((route.method, len(route.path)), ()) if matches(path, route.path))
-            for route in self._routes
-        ]
-
-    def _guesses(self, track: Track) -> bool:
-        """Return True if a one-track client may guess secrets: it is refused, or it writes to a login."""
-        route = self._routes[track.route]
-        return track.fails or (route.method in WRITING and is_login(route.path))
-
-    def proposal(self, check: Check) -> Proposal:
+    def proposal(self, *, enforce: bool) -> Proposal:
         """Return the proposal."""
-        overall = self._overall.measure(self._guessing)
-        if overall is None:
+        site, clients = self._site, self._clients
+        groups, left_out, heavy = self._split(clients)
+        routes = [*groups, *(route for route in self._candidates() if route not in groups)]
+        special = site.matched_by([*groups])
+        asked = [
+            (*(() if matched else (0,)), *(place + 1 for place in places))
+            for matched, places in zip(special, site.matched_by(routes), strict=True)
+        ]
+        everything, *own = clients.uses(asked, len(routes) + 1)
+        nameless: Counter[int] = Counter()
+        for (raw, _), number in self._traffic.counts_of("").items():
+            nameless.update(dict.fromkeys(asked[raw], number))
+        members = {client for group in groups.values() for client in group}
+        limits = limits_of(everything, left_out, clients.alike | members, self._spare)
+        if not limits:
             raise UnusableLog(f"fewer than {LEAST_CLIENTS} clients of the log do more than one thing")
-        rules = [ProposedRule("everything", None, overall.limit, overall)]
+        overall = ProposedRule(name="everything", limits=limits)
+        scopes = [_Scope(overall, clients, everything, nameless=nameless[0]), *self._users(asked)]
         unruled: list[tuple[Route, str]] = []
-        names = {"everything"}
-        far = {client for client, _ in overall.beyond}
-        for (route, login), uses in zip(self._candidates, self._uses, strict=True):
-            found = self._rule(route, uses, overall, login=login)
-            if isinstance(found, str):
-                unruled.append((route, found))
-            elif found is not None and len(rules) <= _MOST_RULES:
-                rule = found._replace(name=rule_name(route.method, route.path, names))
-                if _is_useful(rules, rule, check):
-                    names.add(rule.name)
-                    rules.append(rule)
-                    if rule.measure is not None:
-                        far |= {client for client, _ in rule.measure.beyond}
-                    if route.method in WRITING:
-                        far.update(uses.mostly_failing())
-        clients = self._clients
+        replaced = [scope.rule.name for scope in scopes]
+        for place, number in enumerate(routes, 1):
+            route, uses, tracks = site.routes[number], own[place - 1], clients.tracks.get(number, {})
+            if number in groups:
+                found: ProposedRule | None = self._group(uses, groups[number], replaced)
+            else:
+                found = self._guarded(route, uses, left_out, tracks)
+            if found is not None:
+                name = rule_name(route.method, route.path, {scope.rule.name for scope in scopes})
+                rules = [scope.rule for scope in scopes]
+                useful = self._useful(rules, replace(found, route=route, name=name))
+                if isinstance(useful, str):
+                    unruled.append((route, useful))
+                else:
+                    scopes.append(_Scope(useful, clients, uses, [*tracks], nameless[place]))
+        scopes = [scope for scope in self._stated(scopes, enforce=enforce) if _is_needed(scope.rule)]
+        names, sizes = clients.names, clients.overall.requests
+        far = {client for scope in scopes if scope.clients is clients for client in scope.beyond()}
+        minutes = dict(zip(clients.overall.clients, clients.overall.peaks[0], strict=True))
+        beyond = sorted(scopes[0].beyond() - clients.guessers, key=lambda client: (-minutes[client], client))
+        strange = clients.guessers.union(far, *map(set, clients.tracks.values()))
         return Proposal(
-            rules=rules,
+            rules=[scope.rule for scope in scopes],
             unruled=unruled,
-            tracks={clients[index]: track for index, track in self._tracks.items()},
-            beyond=[(clients[index], peak) for index, peak in overall.beyond],
-            ordinary=frozenset(
-                client for index, client in enumerate(clients) if index not in far and index not in self._guessing
-            ),
-            clients=len(clients),
+            polls={names[client]: poll for client, poll in sorted(clients.polls.items())},
+            beyond=[(names[client], minutes[client], sizes[client], scopes[0].denied(client)) for client in beyond],
+            heavy=heavy,
+            ordinary=frozenset(name for client, name in enumerate(names) if client not in strange),
+            clients=len(names),
         )
 
-    def _rule(self, route: Route, uses: _Uses, overall: MeasuredLimit, *, login: bool) -> ProposedRule | str | None:
-        """Return the rule for a route, or the reason why it has none. None if that is not worth a line."""
-        here = [
-            self._tracks[client]
-            for client in uses.clients
-            if client in self._tracks and self._is_on(self._tracks[client], route)
-        ]
-        if len(here) > _ONE_TRACK * len(uses.clients):
-            return self._convention(route, uses, here, overall, login=login)
-        left_out = set(self._guessing)
-        if route.method in WRITING:
-            left_out.update(uses.mostly_failing())
-        measure = uses.measure(left_out, strict=login)
-        if measure is not None and (route.method in WRITING or 2 * measure.limit <= overall.limit):
-            return ProposedRule("", route, measure.limit, measure) if measure.limit < overall.limit else None
-        if measure is None and login and overall.limit > CONVENTION:
-            few = f"fewer than {LEAST_CLIENTS} ordinary addresses send this"
-            left_out.update(client for client, _ in overall.beyond)
-            if uses.above(CONVENTION, left_out) > _DENIED * sum(uses.requests):
-                return f"{few}, and often more than {CONVENTION} per minute"
-            return ProposedRule("", route, CONVENTION, reason=f"not derived from ordinary use: {few}")
-        return None
+    def _split(self, clients: Clients) -> tuple[dict[int, list[int]], set[int], int]:
+        """Return the groups, by route, the clients that no number is taken from, and how many heavy ones are neither.
 
-    def _convention(
-        self, route: Route, uses: _Uses, here: Sequence[Track], overall: MeasuredLimit, *, login: bool
-    ) -> ProposedRule | str | None:
-        """Return the rule for a route where many clients do nothing else: its percentiles would be theirs."""
-        number = f"{len(here)} of {len(uses.clients)} addresses"
-        refused = 2 * sum(track.fails for track in here) > len(here)
-        if not login:
-            if not refused:
-                return f"{number} send this and little else, with success: programs, whose needs the log does not tell"
-            left_out = self._guessing | {client for client, _ in overall.beyond}
-            if uses.above(CONVENTION, left_out) > _DENIED * self._total:
-                return f"{number} send this and little else, and are refused; but others often need it"
-        if overall.limit <= CONVENTION:
+        A heavy client does not do what the others do, and needs more than their limits. Heavy clients that send mostly
+        to one route are a group, with a rule of its own, if they are a minority, or if they ask at regular intervals.
+        Other heavy clients are left out, unless they are a minority, too.
+        """
+        left_out = clients.guessers | clients.unlike
+        limits = limits_of(clients.overall, left_out, clients.alike, self._spare)
+        heavy = {
+            client for limit in limits for client, _ in limit.beyond if client in clients.unlike
+        } - clients.guessers
+        by_route: dict[int, list[int]] = {}
+        for client in sorted(heavy & clients.main.keys()):
+            if is_login(self._site.routes[clients.main[client]].path):
+                continue  # who sends much to a login is no group that needs room
+            by_route.setdefault(clients.main[client], []).append(client)
+        groups: dict[int, list[int]] = {}
+        for route, members in sorted(by_route.items()):
+            polling = [client for client in members if client in clients.polls]
+            if self._is_minority(members, clients) or polling:
+                groups[route] = members if self._is_minority(members, clients) else polling
+        rest = heavy.difference(*groups.values())
+        if not self._is_minority(rest, clients):
+            return groups, left_out, 0
+        return groups, left_out - rest, len(rest)
+
+    @staticmethod
+    def _is_minority(members: Collection[int], clients: Clients) -> bool:
+        others = len(clients.names) - len(clients.guessers)
+        return len(members) >= LEAST_GROUP and 100 * len(members) >= _MINORITY * others
+
+    def _users(self, asked: Sequence[Sequence[int]]) -> Iterator[_Scope]:
+        """Yield the rule by user, if the log has users."""
+        if len(self._traffic.users) <= LEAST_CLIENTS:
+            return
+        users = Clients(self._traffic.by_user(), self._site, self._periods)
+        own, *_ = users.uses([each[:1] if each[:1] == (0,) else () for each in asked], 1)
+        groups, left_out, _ = self._split(users)
+        limits = limits_of(own, left_out.difference(*map(set, groups.values())), users.alike, self._spare)
+        if limits:
+            yield _Scope(ProposedRule(name="each-user", by="user", limits=limits), users, own)
+
+    def _candidates(self) -> list[int]:
+        """Return the routes that may need a rule: those with a telling name, or guesses. The busiest is first."""
+        found = []
+        for number, requests in self._site.requests.items():
+            method, path = self._site.routes[number]
+            guesses = sum(track.requests for track in self._clients.tracks.get(number, {}).values())
+            named = is_login(path) and (method in WRITING or requests >= _LEAST_REQUESTS)
+            if named or guesses >= _LEAST_REQUESTS:
+                found.append((-requests, number))
+        return [number for _, number in sorted(found)]
+
+    def _group(self, uses: Uses, members: Sequence[int], replaced: Sequence[str]) -> ProposedRule:
+        """Return the rule for a route to which a group of clients sends most of its requests."""
+        others = set(uses.clients).difference(members)
+        regular = all(client in self._clients.polls for client in members)
+        what = "ask for this at regular intervals" if regular else "send little else, and far more than the others"
+        return ProposedRule(
+            limits=limits_of(uses, others, self._clients.alike, self._spare, least=1),
+            reason=f"{_share(len(members), len(self._clients.names))} {what}",
+            replaces=replaced,
+        )
+
+    def _guarded(
+        self, route: Route, uses: Uses, left_out: set[int], tracks: Mapping[int, Track]
+    ) -> ProposedRule | None:
+        """Return the rule for a route where clients log in or guess. None if its clients are like those elsewhere."""
+        requests, clients = sum(uses.requests), len(uses.clients)
+        ordinary = sum(client not in tracks and client not in left_out for client in uses.clients)
+        named = is_login(route.path)
+        if _ONE_TRACK * len(tracks) > clients:
+            why = f"{_share(len(tracks), clients)} send this with one status"
+        elif named and requests >= _FEW * clients:
+            why = f"its {counted(clients, 'client')} are few for {requests:,} requests"
+        elif ordinary < LEAST_CLIENTS:
+            why = f"fewer than {LEAST_CLIENTS} ordinary clients send this"
+        else:
+            why = ""
+        if not (tracks or route.method in WRITING or (why and named)):
             return None
-        reason = f"not derived from ordinary use: {number} send this and little else"
-        return ProposedRule("", route, CONVENTION, reason=reason + (", and are refused" if refused else ""))
+        trusted = self._clients.alike.difference(tracks)
+        limits = limits_of(uses, {*tracks, *left_out}, trusted, self._spare, convention=bool(why))
+        return ProposedRule(limits=limits, reason=f"not derived from ordinary use: {why}" if why else "")
 
-    def _is_on(self, track: Track, route: Route) -> bool:
-        own = self._routes[track.route]
-        return own.method == route.method and matches(route.path, own.path)
+    def _useful(self, rules: Sequence[ProposedRule], rule: ProposedRule) -> ProposedRule | str:
+        """Return a rule without the limits that can never deny beside others, or the reason why it is not proposed."""
+        if len(rules) >= _MOST_RULES:
+            return f"the proposal has {_MOST_RULES} rules already"
+        if not rule.replaces:
+            wider = {each.period: each.limit for each in rules[0].limits}
+            rule = replace(
+                rule, limits=[each for each in rule.limits if each.limit < wider.get(each.period, _NO_LIMIT)]
+            )
+        if rule.limits:
+            examined = self._check(_mapping([*rules, rule], enforce=True))
+            if not examined.problems and not examined.warnings:
+                return rule
+        return "its clients need as much as the other rules allow"
 
-
-def _is_useful(rules: Sequence[ProposedRule], rule: ProposedRule, check: Check) -> bool:
-    """Return True if `check` finds nothing wrong with the rules and this one, such as that it can never deny."""
-    examined = check(_mapping([*rules, rule], enforce=True))
-    return not examined.problems and not examined.warnings
-
-
-def _candidates(traffic: Traffic) -> list[tuple[Route, bool]]:
-    """Return the routes that may need a rule, and if clients log in there: logins, routes for writing, busy ones."""
-    weights: dict[Path, int] = {}
-    statuses = dict(statuses_by_route(traffic.counts()))
-    for index, by_status in statuses.items():
-        path = traffic.routes[index].path
-        existing = sum(number for status, number in by_status.items() if status not in _NO_ROUTE)
-        if existing and path != OTHER and not _is_static(path):
-            weights[path] = weights.get(path, 0) + existing
-    folded = fold(weights)
-    totals: dict[Route, list[int]] = {}  # requests, and those that were refused
-    for index, by_status in statuses.items():
-        method, path = traffic.routes[index]
-        if path in folded and any(status not in _NO_ROUTE for status in by_status):
-            total = totals.setdefault(Route(method, folded[path]), [0, 0])
-            total[0] += by_status.total()
-            total[1] += sum(by_status[status] for status in _REFUSED)
-    logins, writes, reads = [], [], []
-    for route, (requests, refused) in sorted(totals.items(), key=lambda item: (-item[1][0], item[0])):
-        if route.method in WRITING and (is_login(route.path) or refused >= _LOGIN_REFUSED * requests):
-            logins.append((route, True))
-        elif route.method in WRITING and requests >= _LEAST_WRITES:
-            writes.append((route, False))
-        elif route.method == "GET" and requests >= _BUSY * traffic.requests:
-            reads.append((route, False))
-    return [*logins[:_MOST_RULES], *writes[:_MOST_RULES], *reads[:_MOST_RULES]]
+    def _stated(self, scopes: Sequence[_Scope], *, enforce: bool) -> list[_Scope]:
+        """Return the same with what each rule and its alternatives deny."""
+        strict = min(factor for _, factor in _MULTIPLES)
+        heavy = {
+            by: {each for scope in scopes if scope.rule.by == by for each in scope.above(strict)}
+            for by in ("ip", "user")
+        }
+        config = _mapping([scope.rule for scope in scopes], enforce=False)
+        config["rules"] = [each for scope in scopes for each in _variants(scope.rule)]
+        found = denials(self._traffic, config, heavy["ip"], heavy["user"])
+        if enforce:
+            config = _mapping([scope.rule for scope in scopes], enforce=True)
+            found = {**found, **denials(self._traffic, config, heavy["ip"], heavy["user"])}
+        return [scope.stated(found) for scope in scopes]
 
 
-def _is_static(path: Path) -> bool:
-    return bool(path) and _STATIC.fullmatch(path[-1]) is not None
+def _variants(rule: ProposedRule) -> Iterator[dict[str, object]]:
+    """Yield a rule and its alternatives, as shadow rules."""
+    for name, factor in _MULTIPLES:
+        found = rule.mapping(enforce=False) | {"name": rule.name + name, "limit": [*rule.texts(factor)]}
+        if rule.replaces:
+            found["replaces"] = [other + more for other in rule.replaces for more, _ in _MULTIPLES]
+        yield found
+
+
+def _is_needed(rule: ProposedRule) -> bool:
+    """Return True if a rule denies something, or protects a login that may be attacked later."""
+    writes = rule.route is None or rule.route.method in WRITING
+    return writes or bool(rule.replaces) or any(effect.denied for effect in rule.effects[:2])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {counted(whole, 'client')}"
+
+
+def rule_name(method: str, route: Path, taken: set[str]) -> str:
+    """Return a name for a rule that is not `taken`, such as `post-login`. It has letters, digits and `-` only."""
+    texts = (method, *(segment for segment in route if segment not in VALUES))
+    words = [word for text in texts for word in WORDS.split(text.lower()) if word]
+    base = "-".join(words if len(words) > 1 else (*words, "home"))[:40].strip("-")
+    return next(name for number in range(1, 99) if (name := base if number == 1 else f"{base}-{number}") not in taken)

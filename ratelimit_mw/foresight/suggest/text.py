@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
 
-from ratelimit_mw.foresight.suggest.behaviour import HEADROOM, Track, round_limit
-from ratelimit_mw.foresight.suggest.proposal import DOMAIN, MeasuredLimit, Proposal, ProposedRule
-from ratelimit_mw.foresight.suggest.routes import template
+from ratelimit_mw.foresight.suggest.clients import template
+from ratelimit_mw.foresight.suggest.limits import HEADROOM, Consequence, Limit, covered
+from ratelimit_mw.foresight.suggest.proposal import DOMAIN, USER, Proposal, ProposedRule, counted
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
-from ratelimit_mw.foresight.wording import printable, utc
+from ratelimit_mw.foresight.wording import printable, share, utc
 from ratelimit_mw.identity.attributes import digester
-from ratelimit_mw.units import SECOND, spell_duration
+from ratelimit_mw.units import HOUR, MINUTE, SECOND, spell_duration, spell_period
 
 _WIDTH = 100
 _LONGEST = 80
@@ -24,6 +24,9 @@ _LONGEST = 80
 
 _MOST_NAMED = 10
 """The most clients that are named for one reason."""
+
+_MOST_SHOWN = 3
+"""The most clients that are named in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,25 +49,26 @@ class ProposalSource:
 def as_yaml(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> str:
     """Return the text of the rules file."""
     name = _namer(hashed=source.hashed)
-    lines = [
-        *_head(proposal, traffic, source),
-        "",
-        f"domain: {DOMAIN}  # begins the keys of all counters",
-        "",
-        "rules:",
-    ]
+    lines = [*_head(proposal, traffic, source), "", f"domain: {DOMAIN}  # begins the keys of all counters", ""]
+    if any(rule.by == "user" for rule in proposal.rules):
+        lines += ["client:", f"  user: {USER}  # where your app has the user that the log names", ""]
+    lines.append("rules:")
     for rule in proposal.rules:
         lines += _rule(rule, enforce=source.enforce)
     for title, entries in (
-        ("These routes have no rule of their own:", list(_unruled(proposal))),
+        ("These routes have no rule of their own:", [f"{_shown(route)}: {why}" for route, why in proposal.unruled]),
         (
-            "These addresses are far beyond the others, and were left out of the limit for all requests:",
-            [f"{name(client)}: {peak:,} in its busiest minute" for client, peak in proposal.beyond],
+            "These addresses are far beyond the others, and no number was taken from them:",
+            [
+                f"{name('ip', client)}: {peak:,} in its busiest minute; `everything` denies {denied:,} of {sent:,}"
+                for client, peak, sent, denied in proposal.beyond
+            ],
         ),
         (
             "These clients ask at regular intervals. Exempt them, or replay the rules to see that they have room:",
             list(_pollers(proposal, traffic, name)),
         ),
+        ("What these limits do not stop:", list(_doubts(proposal, name))),
     ):
         if entries:
             lines += ["", *_comment(title)]
@@ -75,9 +79,13 @@ def as_yaml(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> str
     return "\n".join(lines) + "\n"
 
 
-def _namer(*, hashed: bool) -> Callable[[str], str]:
+Namer = Callable[[str, str], str]
+"""Returns the name of a client: its arguments are what it is counted by, and the client."""
+
+
+def _namer(*, hashed: bool) -> Namer:
     digest = digester("", DOMAIN)
-    return lambda client: digest(f"ip={client}") if hashed else f"ip={client}"
+    return lambda by, client: digest(f"{by}={client}") if hashed else f"{by}={client}"
 
 
 def _comment(text: str, indent: str = "", *, hanging: bool = False) -> list[str]:
@@ -126,47 +134,144 @@ def _multiple() -> str:
 
 
 def _rule(rule: ProposedRule, *, enforce: bool) -> Iterator[str]:
-    reason = _reason(rule.measure) if rule.measure is not None else rule.reason
-    yield from _comment(f"{rule.limit:,} per minute: {reason}" if rule.measure is None else reason, "  ")
+    kind = "users" if rule.by == "user" else "addresses"
+    reasons = [_reason(limit, kind) for limit in rule.limits]
+    if not all(limit.clients for limit in rule.limits):
+        reasons = [f"{', '.join(reasons)}; {rule.reason}"]
+    elif rule.reason:
+        reasons.insert(0, rule.reason)
+    for text in (*reasons, *_effects(rule)):
+        yield from _comment(text, "  ")
     yield f"  - name: {rule.name}"
     if rule.route is not None:
         path = json.dumps(template(rule.route.path), ensure_ascii=False)
         yield f"    match: {{path: {path}, methods: [{rule.route.method}]}}"
-    yield "    by: ip"
-    yield f"    limit: {rule.limit} per minute"
+    yield f"    by: {rule.by}"
+    limits = rule.texts()
+    yield f"    limit: {limits[0] if len(limits) == 1 else '[' + ', '.join(limits) + ']'}"
+    if rule.replaces:
+        yield f"    replaces: [{', '.join(rule.replaces)}]"
     if not enforce:
         yield "    shadow: true"
 
 
-def _reason(measure: MeasuredLimit) -> str:
-    parts = [f"half of the addresses have {measure.half:,} in their busiest minute, 99.9 % ≤ {measure.most:,}"]
-    if measure.beyond:
-        parts.append(f"{len(measure.beyond):,} far beyond {'was' if len(measure.beyond) == 1 else 'were'} left out")
-    plain = round_limit(measure.most * HEADROOM)
-    parts.append(f"{_multiple()} → {plain:,}")
-    if measure.raised:
-        parts.append(f"raised to {measure.limit:,}, to deny at most 0.05 % of their requests")
-    elif measure.limit > plain:
-        parts.append(f"raised to {measure.limit:,}, the least that is proposed")
-    return "; ".join(parts)
+def _reason(limit: Limit, kind: str) -> str:
+    """Return how a limit was found."""
+    period = spell_period(limit.period)
+    raised = (
+        f"raised to {limit.limit:,} for {counted(len(limit.raised_for), 'busy client')}" if limit.raised_for else ""
+    )
+    if not limit.clients:
+        return f"{limit.plain:,} per {period}{f' ({raised})' if raised else ''}"
+    thousandths = covered(limit.clients)
+    text = f"half of the {kind} have {limit.half:,} in their busiest {period}, {thousandths / 10:g} % ≤ {limit.most:,}"
+    if limit.beyond:
+        text += f"; {len(limit.beyond):,} far beyond {'was' if len(limit.beyond) == 1 else 'were'} left out"
+    return f"{text}; {_multiple()} → {limit.plain:,}{f'; {raised}' if raised else ''}"
 
 
-def _unruled(proposal: Proposal) -> Iterator[str]:
-    for route, reason in proposal.unruled:
-        yield f"{_shown(route)}: {reason}"
+def _effects(rule: ProposedRule) -> Iterator[str]:
+    """Yield what a rule denies in this log, and what its alternatives deny."""
+    strict, own, loose = rule.effects
+    requests = f"{own.denied:,} of {own.requests:,} requests ({share(own.denied, own.requests)})"
+    clients = f"{own.limited:,} of {own.clients:,} clients ({share(own.limited, own.clients)})"
+    yield f"denies {requests}, of {clients}"
+    others = [f"{', '.join(each.limits)} denies {each.denied:,}, of {each.limited:,}" for each in (strict, loose)]
+    yield f"strict: {others[0]}; loose: {others[1]}"
 
 
-def _pollers(proposal: Proposal, traffic: Traffic, name: Callable[[str], str]) -> Iterator[str]:
-    found = [(client, track) for client, track in proposal.tracks.items() if _polls(track, traffic)]
-    for client, track in sorted(found, key=lambda item: (-item[1].requests, item[0])):
-        period = spell_duration((track.period + SECOND // 2) // SECOND * SECOND)
-        shown = _shown(traffic.routes[track.route])
-        yield f"{name(client)}: {shown} every {period}, {track.requests:,} requests"
+def _doubts(proposal: Proposal, name: Namer) -> Iterator[str]:
+    """Yield what the rules do not stop, and why."""
+    if proposal.heavy:
+        yield (
+            f"{proposal.heavy:,} of {proposal.clients:,} clients need far more than the others, on several routes. "
+            "They are too many to be left out, so the limits have room for them"
+        )
+    for rule in proposal.rules:
+        found = rule.guesses
+        if 10 * found.denied < 9 * found.requests:
+            yield (
+                f"{rule.name}: the {found.clients:,} addresses that may guess there lose {found.denied:,} of "
+                f"{found.requests:,} requests. Each sends little, and a limit by address does not reach further. Limit "
+                "failures by account, too"
+            )
+        if rule.room_for:
+            shown = ", ".join(name(rule.by, client) for client in rule.room_for[:_MOST_SHOWN])
+            more = len(rule.room_for) - _MOST_SHOWN
+            shown += f" and {more:,} more" if more > 0 else ""
+            yield (
+                f"{rule.name}: the limit has room for {shown}. Each does what the others do, as many people behind one "
+                "address would, or a program that imitates them"
+            )
 
 
-def _polls(track: Track, traffic: Traffic) -> bool:
-    """Return True if a one-track client reads with success at regular intervals."""
-    return bool(track.period) and not track.fails and traffic.routes[track.route].method == "GET"
+def _pollers(proposal: Proposal, traffic: Traffic, name: Namer) -> Iterator[str]:
+    for client, poll in sorted(proposal.polls.items(), key=lambda item: (-item[1].requests, item[0])):
+        shown = _shown(traffic.routes[poll.route])
+        yield f"{name('ip', client)}: {shown} every {_period(poll.period)}, {poll.requests:,} requests"
+
+
+def _period(period: int) -> str:
+    """Return a period as text. It is known to a tenth, so that a large one is rounded."""
+    unit = SECOND if period < 2 * MINUTE else MINUTE if period < 2 * HOUR else HOUR
+    return spell_duration((period + unit // 2) // unit * unit)
+
+
+def as_mapping(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> dict[str, object]:
+    """Return the same for programs: what was found, and the rules file as `config`."""
+    name = _namer(hashed=source.hashed)
+    return {
+        "requests": traffic.requests,
+        "clients": proposal.clients,
+        "from": utc(traffic.first, exact=True),
+        "to": utc(traffic.last, exact=True),
+        "rules": [
+            {
+                "name": rule.name,
+                "reason": rule.reason,
+                "limits": [
+                    {
+                        "limit": each.limit,
+                        "per": spell_period(each.period),
+                        "clients": each.clients,
+                        "half": each.half,
+                        "most": each.most,
+                        "before_raised": each.plain,
+                        "beyond": len(each.beyond),
+                    }
+                    for each in rule.limits
+                ],
+                **dict(zip(("strict", "effect", "loose"), map(_effect, rule.effects), strict=True)),
+            }
+            for rule in proposal.rules
+        ],
+        "without_rule": [{"route": _shown(route), "reason": why} for route, why in proposal.unruled],
+        "beyond": [
+            {"client": name("ip", client), "busiest_minute": peak, "requests": sent, "denied": denied}
+            for client, peak, sent, denied in proposal.beyond
+        ],
+        "pollers": [
+            {
+                "client": name("ip", client),
+                "route": _shown(traffic.routes[poll.route]),
+                "period": poll.period / SECOND,
+                "requests": poll.requests,
+            }
+            for client, poll in proposal.polls.items()
+        ],
+        "not_stopped": list(_doubts(proposal, name)),
+        "config": proposal.mapping(enforce=source.enforce),
+    }
+
+
+def _effect(effect: Consequence) -> dict[str, object]:
+    return {
+        "limit": [*effect.limits],
+        "denied": effect.denied,
+        "requests": effect.requests,
+        "limited_clients": effect.limited,
+        "clients": effect.clients,
+    }
 
 
 def _shown(route: Route) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
@@ -47,10 +48,13 @@ _NOT_LITERAL = re.compile(r"[{}*?#<>\\^$]|^:|%[0-9A-Fa-f]{2}|://|\A\.{1,2}\Z")
 
 _NEVER = 1 << 63
 
-_STATUS = 32
-_PATH = 42
-TRACK = (1 << _PATH) - 1
-"""Masks what the requests of one track have in common: the hash of method and path, and the status."""
+# What else is packed beside the time of a request: 17 bits of its path's hash, 20 of its user, 10 of its status, and 17
+# of its route.
+_USER = 17
+_STATUS = 37
+_ROUTE = 47
+_HASH = (1 << _USER) - 1
+_MOST_USERS = (1 << _STATUS - _USER) - 1
 
 IPV6_PREFIX = ClientSettings("").ipv6_prefix
 """The bits of an IPv6 address that identify a client, as in a rules file that does not set them."""
@@ -66,13 +70,27 @@ class Route(NamedTuple):
 Request = tuple[int, int]
 """One request: its time in microseconds since the epoch, and the rest, packed in one number.
 
-The rest has the index of its route in `Traffic.routes`, its status, and the hash of its method and path.
+The rest has the index of its route in `Traffic.routes`, its status, the index of its user in `Traffic.users`, and a
+hash of its path.
 """
+
+by_time = itemgetter(0)
+"""Reads the time of a request."""
 
 
 def route_of(packed: int) -> int:
     """Return the index of the route of a request."""
-    return packed >> _PATH
+    return packed >> _ROUTE
+
+
+def user_of(packed: int) -> int:
+    """Return the index of the user of a request. 0 stands for none."""
+    return packed >> _USER & _MOST_USERS
+
+
+def page_of(packed: int) -> int:
+    """Return what tells the pages of a site apart: the route of a request, and the hash of its path."""
+    return packed >> _ROUTE << _USER | packed & _HASH
 
 
 def status_of(packed: int) -> int:
@@ -104,10 +122,14 @@ class Traffic:
         """The requests with the status 429."""
         self.first = self.last = 0
         self.routes: list[Route] = [Route("", OTHER)]
+        self.users: list[str] = [""]
+        """The users, as the logs have them. The first stands for none."""
         self._since, self._until = since, until if until is not None else _NEVER
         self._clients: dict[str, array[int]] = {}
         self._by_text: dict[str, array[int]] = {}
+        self._nameless = array("Q")
         self._numbers: dict[Route, int] = {}
+        self._user_numbers: dict[str | None, int] = {None: 0}
         self._tracks: dict[tuple[str, str], int] = {}
 
     @property
@@ -143,6 +165,7 @@ class Traffic:
             OSError: A log cannot be read.
         """
         with ExitStack() as stack:
+            users = False
             logs = [stack.enter_context(Log(path)) for path in paths]
             for log in logs:
                 found = log.detect(form, places or {}, lenient=lenient)
@@ -150,8 +173,9 @@ class Traffic:
                 if not found.has("ip"):
                     text = f"{log.path} has no address of the client. `--field ip=…` says where it is"
                     raise UnusableLog(text)
+                users = users or found.has("user")
             for log in logs:
-                for batch in log.entries(("status",)):
+                for batch in log.entries(("user", "status") if users else ("status",)):
                     self.add(batch)
                     if on_progress is not None:
                         on_progress(self.requests + self.skipped, sum(each.position for each in logs))
@@ -170,41 +194,68 @@ class Traffic:
         self.last = max(self.last, *times)
         self.requests += len(used)
         self.limited_before += sum([each[4] == 429 for each in used])
-        for at, ip, method, target, status, *_ in used:
+        users = self._user_numbers
+        for at, ip, method, target, status, _, extra, *_ in used:
             held = by_text.get(ip)
             if held is None:
                 held = self._client(ip)
-            if held is None:
+            if held is self._nameless:
                 self.without_address += 1
-                continue
             track = tracks.get((method, target))
             if track is None:
                 track = self._track(method, target)
+            if extra and extra[0] is not None:
+                user = users.get(extra[0])
+                if user is None:
+                    user = users[extra[0]] = len(self.users)
+                    self.users.append(extra[0])
+                track |= user << _USER
             held.append(at)
             held.append(track | status << _STATUS)
-        if self.requests > _MOST_REQUESTS or len(self._clients) > _MOST_CLIENTS:
+        if self.requests > _MOST_REQUESTS or max(len(self._clients), len(self.users)) > _MOST_CLIENTS:
             most = f"{_MOST_REQUESTS:,} requests or {_MOST_CLIENTS:,} clients"
             raise UnusableLog(f"the log has more than {most}: choose a part of it with --since and --until")
 
     def of(self, client: str) -> list[Request]:
-        """Return the requests of a client, in order of time. Equal times are in the order of what was requested."""
-        held = self._clients[client]
+        """Return the requests of a client, in order of time. "" stands for those without an address."""
+        held = self._clients[client] if client else self._nameless
         found = list(zip(held[::2], held[1::2], strict=True))
-        found.sort()
+        found.sort(key=by_time)
         return found
+
+    def size(self, client: str) -> int:
+        """Return the number of requests of a client."""
+        return len(self._clients[client]) // 2
+
+    def counts_of(self, client: str) -> Counter[tuple[int, int]]:
+        """Return how many requests of a client each pair of a route's index and a status has."""
+        held = self._clients[client] if client else self._nameless
+        found = Counter(packed >> _STATUS for packed in held[1::2])
+        return Counter({(packed >> _ROUTE - _STATUS, packed & 1023): number for packed, number in found.items()})
 
     def counts(self) -> Counter[tuple[int, int]]:
         """Return how many requests each pair of a route's index and a status has."""
-        found: Counter[int] = Counter()
-        for held in self._clients.values():
-            found.update(packed >> _STATUS for packed in held[1::2])
-        return Counter({(packed >> _PATH - _STATUS, packed & 1023): number for packed, number in found.items()})
+        found: Counter[tuple[int, int]] = Counter()
+        for client in ("", *self._clients):
+            found.update(self.counts_of(client))
+        return found
 
-    def _client(self, text: str) -> "array[int] | None":
-        """Return the requests of the client with this address. None if it is no address."""
+    def by_user(self) -> "Traffic":
+        """Return the same traffic, with the users as clients. Requests without a user are left out."""
+        found = Traffic()
+        found.routes, found.first, found.last = self.routes, self.first, self.last
+        for client in ("", *self.clients):
+            for at, packed in self.of(client):
+                if user := user_of(packed):
+                    found.requests += 1
+                    found._clients.setdefault(self.users[user], array("Q")).extend((at, packed))
+        return found
+
+    def _client(self, text: str) -> "array[int]":
+        """Return the requests of the client with this address."""
         address = canonical(text)
         if address is None:
-            return None
+            return self._nameless
         held = self._clients.setdefault(masked(address, IPV6_PREFIX), array("Q"))
         if len(self._by_text) >= 2 * _MOST_CLIENTS:
             self._by_text.clear()
@@ -212,12 +263,12 @@ class Traffic:
         return held
 
     def _track(self, method: str, target: str) -> int:
-        """Return the index of the route in the upper bits, and the hash of method and path in the lower ones."""
+        """Return the index of the route in the upper bits, and the hash of the path in the lower ones."""
         path = target.partition("?")[0]
         verb = "GET" if method == "HEAD" else method
         whole = path_of(path)
         number = self._number(Route(verb, segments_of(whole)))
-        track = number << _PATH | crc32(f"{verb} {whole}".encode("utf-8", "replace"))
+        track = number << _ROUTE | crc32(whole.encode("utf-8", "replace")) & _HASH
         if len(self._tracks) >= _MOST_CACHED:
             self._tracks.clear()
         if len(target) <= _LONGEST_CACHED:
