@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ratelimit_mw.foresight.clients import LEAST, Facts, Having
 from ratelimit_mw.foresight.simulation import identity_of
 from ratelimit_mw.foresight.what_if.collection import STATUS, Recording, Series
-from ratelimit_mw.foresight.what_if.exact import Ints, Sequences, in_sequence
+from ratelimit_mw.foresight.what_if.exact import Bools, Ints, Sequences, in_sequence
 from ratelimit_mw.model import SECOND
 
 _PARTS = re.compile(r".*\.(?:css|js|mjs|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|map)", re.IGNORECASE)
@@ -97,6 +97,25 @@ class Columns:
         numbers: dict[str, int] = {}
         clients = [numbers.setdefault(identity_of(self.keys[each]), len(numbers)) for each in known.tolist()]
         return in_sequence(self.times[rows], numbered, charged), np.array(clients, np.int64), known
+
+    def asking(self, counters: Bools, seeds: Bools) -> Ints:
+        """Return the rows of the requests that ask some of these counters and depend on the seeds.
+
+        Counters that the same request asks depend on each other, and so do those that depend on the same counter.
+
+        Args:
+            counters: Which counters are meant.
+            seeds: Some of them.
+        """
+        chosen = counters[self.members]
+        plans, members = self.plan_of_member[chosen], self.members[chosen]
+        reached, number = seeds.copy(), -1
+        asking = np.zeros(len(self.sizes), np.bool_)
+        while np.count_nonzero(reached) > number:
+            number = int(np.count_nonzero(reached))
+            asking[plans[reached[members]]] = True
+            reached[members[asking[plans]]] = True
+        return np.asarray(np.flatnonzero(asking[self.plans]), np.int64)
 
     def decidable(self, rows: Ints) -> Iterator[tuple[int, int, int, int]]:
         """Yield the time, the number of the plan, the status and the duration of requests. It is -1 if unknown."""

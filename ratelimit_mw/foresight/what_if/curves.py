@@ -253,9 +253,8 @@ class _Makers:
         whole = any(each.quota_group for each in recording.rules)  # then each counter may admit what another denies
         shadows = np.array([series.shadow and series.rule != subject.place for series in recording.series])
         used = doubtful if whole else doubtful & ~shadows[columns.series_of]
-        plans = np.zeros(len(columns.sizes), np.bool_)
-        plans[columns.plan_of_member[used[columns.members]]] = True
-        rows = np.flatnonzero(plans[columns.plans])
+        of_rule = np.array([series.rule == subject.place for series in recording.series])
+        rows = columns.asking(used, used & of_rule[columns.series_of])
 
         def replaced(number: int, charge: Charge) -> Charge | None:
             if not (whole or used[number]):
