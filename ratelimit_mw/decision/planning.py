@@ -143,8 +143,8 @@ class Planner:
         known = rules.plans
         if known is None or self.switch.thrown:
             return self.plan(rules, told[0](context, told))
-        key = told if known.by_path else (told[1], told[4])
-        plan: Plan | None = known.get(key)
+        key, find = told if known.by_path else (told[1], told[4]), known.get
+        plan: Plan | None = find(key)
         if plan is None:
             plan = self._kept(known, key, rules, told[0](context, told))
         return plan
@@ -217,9 +217,9 @@ class Planner:
         known = rules.plans
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
             return self.admit(rules, self._request_of(rules, given), cost, commit=commit)
-        key = known.key_of_given(given, cost)
+        key, find = known.key_of_given(given, cost), known.get
         try:
-            plan: Plan | None = known.get(key)
+            plan: Plan | None = find(key)
         except TypeError:  # an unhashable value
             return self.plan(rules, self._request_of(rules, given), cost)
         if plan is None:

@@ -250,7 +250,7 @@ _MOST = 4096  # about 3 MB
 _LONG = 512  # characters: longer texts are remembered nowhere
 
 
-class Plans(OrderedDict[Hashable, Any]):
+class Plans:
     """The plans of rules that read requests through `attributes`, and that neither the time nor the load changes.
 
     At most `_MOST` plans are kept; the oldest is dropped first. It is safe to use from several threads, because keys
@@ -262,7 +262,10 @@ class Plans(OrderedDict[Hashable, Any]):
     """
 
     def __init__(self, attributes: Iterable[Attributes], *, by_path: bool) -> None:
-        super().__init__()
+        # The attributes of a subclass of OrderedDict would take ten times as long to read.
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self.get = self._kept.get
+        """Returns the plan for a key, or None. Raises TypeError if the key cannot be hashed."""
         self.by_path = by_path
         read: set[str] | None = set()
         addresses: set[str] = set()
@@ -275,6 +278,9 @@ class Plans(OrderedDict[Hashable, Any]):
         """Whether the rules read nothing except the method, the path and the address of the peer."""
         self._addresses = tuple(sorted(addresses))
         self._marks: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def seen(self, key: Hashable) -> bool:
         """Note that a plan for this key was made, and tell whether one was made before.
@@ -299,9 +305,9 @@ class Plans(OrderedDict[Hashable, Any]):
 
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""
-        self[key] = plan
-        if len(self) > _MOST:
-            self.popitem(last=False)
+        self._kept[key] = plan
+        if len(self._kept) > _MOST:
+            self._kept.popitem(last=False)
 
     def key_of_given(self, given: dict[str, Any], cost: int) -> Hashable:
         """Return what the plan for the arguments of `check()` depends on. Hashing it may raise TypeError."""
