@@ -94,9 +94,12 @@ def frame(state: LiveState, *, denied: bool, most: int) -> RenderableType:
     """
     several = len({rule["domain"] for rule in state["rules"]}) > 1
     limited = _limited(state, most, several=several)
+    shadows = any(each["shadow"] for each in (*state["limited"], *state["rules"]))
+    legend = (Text("○ a shadow rule: it denies nothing, and would have denied these requests"),) * shadows
     if denied:
-        return Group(_heading(state), Text(), limited)
-    return Group(_heading(state), _traffic(state), Text(), limited, Text(), _rules(state, most, several=several))
+        return Group(_heading(state), Text(), limited, *legend)
+    rules = _rules(state, most, several=several)
+    return Group(_heading(state), _traffic(state), Text(), limited, Text(), rules, *legend)
 
 
 def _heading(state: LiveState) -> Text:
@@ -136,7 +139,7 @@ def _limited(state: LiveState, most: int, *, several: bool) -> RenderableType:
     rows = (
         (
             client["client"],
-            _name(client["domain"], client["rule"], several=several),
+            ("○ " if client["shadow"] else "") + _name(client["domain"], client["rule"], several=several),
             client["reason"],
             client["denials"],
             f"{seconds(max(at - client['since'], 0.0))} ago",
@@ -162,9 +165,7 @@ def _rules(state: LiveState, most: int, *, several: bool) -> RenderableType:
         for rule in busiest[:most]
     )
     table = table_of(("rule", "limit", ">allowed/s", ">denied/s", ">bans", "denials in 15 minutes"), rows)
-    legend = "○ a shadow rule: it denies nothing, and would have denied these requests"
-    shown = [_with_rest(table, len(busiest) - most)]
-    return Group(*shown, Text(legend)) if any(rule["shadow"] for rule in busiest[:most]) else Group(*shown)
+    return _with_rest(table, len(busiest) - most)
 
 
 def _activity(rule: LiveState) -> tuple[float, int, float]:

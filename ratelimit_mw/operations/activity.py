@@ -61,6 +61,7 @@ class LimitedClient(NamedTuple):
         denials: The number of denials since `since`.
         since: The time of the first denial.
         until: When the limit opens again. None if it does not.
+        shadow: True if its requests pass, and a shadow rule would deny them.
     """
 
     client: str
@@ -70,6 +71,7 @@ class LimitedClient(NamedTuple):
     denials: int
     since: float
     until: float | None
+    shadow: bool = False
 
 
 class Activity(NamedTuple):

@@ -31,15 +31,17 @@ class ClientDenials:
         last: The time of the last denial.
         wait: The time from `last` until the limit opens again. `NEVER` if it does not.
         reason: Why the last request was denied, as in `Decision.reason`.
+        shadow: True if the last request passed, because a shadow rule would have denied it.
     """
 
-    __slots__ = ("count", "first", "last", "reason", "rule", "wait")
+    __slots__ = ("count", "first", "last", "reason", "rule", "shadow", "wait")
 
     def __init__(self, rule: Rule, now: int) -> None:
         self.rule = rule
         self.count = self.wait = 0
         self.first = self.last = now
         self.reason = ""
+        self.shadow = False
 
     def limits(self, now: int) -> bool:
         """Return True if the client is limited at this time. A limit that never opens counts for a minute.
@@ -76,7 +78,7 @@ class DenialTable:
             reason: Why it is denied.
             shadow: A shadow rule would have denied the request.
         """
-        if place < 0 or shadow:
+        if place < 0:
             return
         key = verdict.charges[place][1][0]  # indices are faster than the names of the fields
         entry = self.entries.get(key)
@@ -86,6 +88,7 @@ class DenialTable:
         entry.last = verdict.now
         entry.wait = verdict.outcomes[place][3]
         entry.reason = reason
+        entry.shadow = shadow
 
     def _begin(self, key: str, rule: Rule, now: int) -> ClientDenials:
         with self._changing:
@@ -198,4 +201,6 @@ def _client(key: str, entry: ClientDenials, rules: Rules) -> LimitedClient:
     if len(client) > _LONGEST:
         client = client[: _LONGEST - 1] + "…"
     name, until = SENT if rule.sent else rule.name, None if entry.wait == NEVER else (entry.last + entry.wait) / SECOND
-    return LimitedClient(client, rule.domain, name, entry.reason, entry.count, entry.first / SECOND, until)
+    return LimitedClient(
+        client, rule.domain, name, entry.reason, entry.count, entry.first / SECOND, until, entry.shadow
+    )

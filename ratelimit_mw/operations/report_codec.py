@@ -12,7 +12,7 @@ _PARTS = 1_000
 _LARGEST = 1e15
 """No number of a report is larger. The browser has to read the sums of many reports."""
 
-_FORM = 1
+_FORM = 2
 """The version of the format. Texts of another version come from another release and are ignored."""
 
 
@@ -92,7 +92,7 @@ def _is_readable(report: ProcessReport) -> bool:
     numbers = [activity.requests, activity.denials]
     numbers += [number for number in (activity.load, report.latency_ms) if number is not None]
     for client in limited:
-        numbers += [client.denials, client.since, client.since if client.until is None else client.until]
+        numbers += [client.denials, client.shadow, client.since, client.since if client.until is None else client.until]
     for did in activity.rules.values():
         numbers += [*did.rates, did.bans, *did.denials.values()]
     numbers += [number for series in activity.steps for number in series.values()]

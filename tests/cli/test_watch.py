@@ -173,9 +173,8 @@ def test_a_frame_says_what_is_away_switched_off_and_measured(run):
     printed = captured.get()
     assert "shop · rules of unknown version · switch off · redis away · load 25% · 1 process" in printed
     assert "   51,392 of 76,010 denied in 15 minutes" in printed
-    assert "no client is limited now" in printed
-    assert "○ trial" in printed
-    assert "○ a shadow rule" in printed
+    assert printed.count("○ trial") == 2  # the client that it would limit, and the rule
+    assert printed.count("○ a shadow rule") == 1
 
 
 def test_a_terminal_gets_frames_until_ctrl_c(shop, any_server):

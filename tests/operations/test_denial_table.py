@@ -85,9 +85,15 @@ def test_a_client_of_a_limit_that_never_opens_is_shown_for_a_minute(started, clo
     assert live.state()["limited"] == []
 
 
-def test_shadow_denials_blocks_and_looks_are_no_entries(started):
+def test_a_client_that_a_shadow_rule_would_deny_is_an_entry_that_is_marked(started):
+    limiter, live = started({"name": "trial", "by": "ip", "limit": "1 per hour", "shadow": True})
+    assert all(limiter.check({"ip": "192.0.2.1"}).allowed for _ in range(3))
+    (client,) = live.state()["limited"]
+    assert (client["client"], client["rule"], client["denials"], client["shadow"]) == ("ip=192.0.2.1", "trial", 2, True)
+
+
+def test_blocks_and_looks_are_no_entries(started):
     limiter, live = started(
-        {"name": "trial", "by": "ip", "limit": "0 per hour", "shadow": True},
         {"name": "path", "by": "path", "match": {"path": "/x"}, "limit": "0 per hour"},
     )
     limiter.overrides.set({"ip": "192.0.2.9"}, block=True)

@@ -69,12 +69,17 @@ def test_the_state_of_a_process_has_the_fields_that_the_page_shows(started):
             {
                 "client": "ip=192.0.2.1",
                 "domain": "shop",
-                "rule": "login",
+                "rule": rule,
                 "reason": "limited",
-                "denials": 18,
-                "since": 1_700_000_002.0,
-                "until": 1_700_002_800.0,
+                "denials": denials,
+                "since": since,
+                "until": until,
+                "shadow": rule == "trial",
             }
+            for rule, denials, since, until in (
+                ("trial", 19, 1_700_000_001.0, 1_700_006_400.0),
+                ("login", 18, 1_700_000_002.0, 1_700_002_800.0),
+            )
         ],
         "rules": [
             {

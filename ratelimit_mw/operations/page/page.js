@@ -141,7 +141,7 @@
 
     fill("limited", state.limited.map(each => [
       { text: each.client, look: "client" },
-      { text: named(each.domain, each.rule) },
+      { text: named(each.domain, each.rule), tag: each.shadow ? "shadow" : "" },
       { text: each.reason, badge: each.reason === "banned" ? "bad" : "warn" },
       { text: number(each.denials, 0), look: "n" },
       { text: duration(state.at - each.since) + " ago", look: "n" },
