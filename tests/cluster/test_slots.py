@@ -5,9 +5,12 @@ import struct
 import pytest
 from redis.crc import key_slot
 
+from ratelimit_mw import ManualClock
+from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.errors import CounterError, ErrorReply, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import Intent
+from ratelimit_mw.stores.base import DECIDE, Intent
+from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.cluster import by_slot, over_slots
 from ratelimit_mw.stores.redis.codec import away, encode
 from ratelimit_mw.stores.redis.topology import _table, converse_by_slot, slot_of
@@ -215,3 +218,28 @@ def after(steps, results):
         return steps.send(results)
     except StopIteration as end:
         return end.value
+
+
+LIMITS = (("a", 10), ("b", 10), ("c", 0))
+
+
+def test_a_denial_in_one_slot_takes_back_the_charges_of_others_but_no_overdraft():
+    store = MemoryStore(clock=ManualClock(1_700_000_000))
+    late, usual, gate = (Ask(f"d:r:{{{name}}}", Quota("fixed_window", limit, 60_000_000), 4) for name, limit in LIMITS)
+    late = late._replace(quota=with_overdraft(late.quota))
+
+    def answered(part):
+        asks, intent = part
+        if intent.charged_at is not None:  # a server answers a refund with a look
+            store.ask(part)
+            return store.decide([ask._replace(cost=0) for ask in asks], commit=False)
+        return store.ask(part)
+
+    asks = [late, usual, gate]
+    conversation = over_slots((asks, DECIDE), by_slot([ask.key for ask in asks]))
+    refunds = conversation.send([answered(part) for part in next(conversation)])
+    with pytest.raises(StopIteration) as end:
+        conversation.send([answered(part) for part in refunds])
+    assert [outcome[:2] for outcome in end.value.value.outcomes] == [(True, 6), (True, 10), (False, 0)]
+    left = [store.decide([ask._replace(cost=0)]).outcomes[0].remaining for ask in (late, usual)]
+    assert left == [6, 10]
