@@ -171,9 +171,11 @@ def _overdrawing(decide: Decide) -> Decide:
         if not charged.allowed:  # refunds have emptied a queue whose next turn is still too far away
             return charged, state_after
         if cost > outcome.remaining:
-            return decide(state_after or state, quota, 0, now)[0], state_after
+            after, _ = decide(state_after or state, quota, 0, now)
+            if not after.allowed:  # with a `max_wait`, it may have gone into what requests wait for
+                return after, state_after
         # The cost is known after the fact, so it waits for nothing: the delay is 0.
-        return Outcome(True, outcome.remaining - cost, charged.reset_after), state_after
+        return Outcome(True, max(outcome.remaining - cost, 0), charged.reset_after), state_after
 
     return decide_with_overdraft
 

@@ -125,7 +125,8 @@ class Counters:
         for place, (_, quota, watched, shadow) in enumerate(asks):
             if shadow and not found[place][0].allowed and ALGORITHMS[quota.algorithm].count_denial:
                 for behind in range(place + 1, place + 1 + watched):
-                    found[behind] = self._ask(asks[behind], 0, now)
+                    if not asks[behind].quota.overdraft:
+                        found[behind] = self._ask(asks[behind], 0, now)
 
     def _count_denials(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
         """Count the denial for each penalty that does not deny, if a counter that it watches has denied."""

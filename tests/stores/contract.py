@@ -272,6 +272,13 @@ class Contract:
         outcome = self.decide(store, [Ask("d:r:{x}", with_overdraft(quota(0, name)), 1)]).outcomes[0]
         assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 0, NEVER)
 
+    def test_an_overdraft_may_go_into_what_requests_wait_for(self, store):
+        waits = Quota("token_bucket", 10, MINUTE, 10, max_wait=MINUTE)
+        late, gate = Ask("d:t:{x}", with_overdraft(waits), 7), Ask("d:g:{x}", quota(9), 1)
+        replies = [self.decide(store, [late, gate]) for _ in range(3)]
+        found = [[outcome[:2] for outcome in reply.outcomes] for reply in replies]
+        assert found == [[(True, 3), (True, 8)], [(True, 0), (True, 7)], [(False, 0), (True, 7)]]
+
     def test_only_overdrafts_are_charged_by_a_denied_request(self, store):
         late, gate = Ask("d:t:{x}", with_overdraft(quota(10)), 7), Ask("d:g:{x}", quota(3), 1)
         shadow = Ask("d:s:{x}", with_overdraft(quota(10)), 20, shadow=True)

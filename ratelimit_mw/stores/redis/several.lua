@@ -53,7 +53,10 @@ local function overdraw(a)
   if room == 0 then return found end
   local charged = ask(a.key, wide, math.min(a.cost, room))
   if not charged[1] then return charged end
-  charged[1], charged[2], charged[6] = a.cost <= found[2], math.max(found[2] - a.cost, 0), 0
+  save(a.key, charged[3], charged[5], charged[7])
+  local after = ask(a.key, a, 0)
+  if a.cost > found[2] and not after[1] then return after end
+  charged[2], charged[5], charged[6] = math.max(found[2] - a.cost, 0), nil, 0
   return charged
 end
 
@@ -62,7 +65,9 @@ end
 local function withhold(asks, outcomes)
   for i, a in ipairs(asks) do
     if denials[a.algorithm] and not outcomes[i][1] and flag(a.flags, SHADOW) then
-      for j = i + 1, i + a.cost do outcomes[j] = ask(asks[j].key, asks[j], 0) end
+      for j = i + 1, i + a.cost do
+        if not asks[j].wide then outcomes[j] = ask(asks[j].key, asks[j], 0) end
+      end
     end
   end
 end
@@ -100,7 +105,6 @@ local function decide(asks)
       outcomes[i][6] = delay
     end
     if charged then save(a.key, outcomes[i][3], outcomes[i][5], outcomes[i][7]) end
-    if a.wide and not outcomes[i][1] then outcomes[i] = ask(a.key, a, 0) end -- the debt denies
   end
   if denied and charged then count_denials(asks, outcomes) end
   for _, outcome in ipairs(outcomes) do
