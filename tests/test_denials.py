@@ -75,6 +75,15 @@ def test_a_user_is_hashed_in_the_record(records, caplog):
     assert (found["retry_after"], found["method"], found["route"]) == (None, None, None)
 
 
+@pytest.mark.parametrize("method", ["SECRET", "GET\nSECRET", "X" * 5000])
+def test_a_method_that_a_client_made_up_is_hashed_in_the_record(records, caplog, method):
+    with limiter(rules=[{"name": "none", "by": "ip", "limit": "0 per minute"}]) as engine:
+        engine.check({"ip": "203.0.113.7", "method": method})
+    (found,) = records()
+    assert re.fullmatch(r"[\w-]{20}", found["method"])
+    assert "SECRET" not in caplog.text
+
+
 def test_at_most_ten_records_a_minute_are_written_for_each_rule(records):
     clock = ManualClock(START)
     rules = [{"name": name, "match": {"path": f"/{name}"}, "limit": "0 per minute"} for name in ("a", "b")]

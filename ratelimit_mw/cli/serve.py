@@ -121,7 +121,10 @@ def from_envoy_ratelimit(
 
     What no flag does is noted on stderr. A password stays in its variable, which a shell puts into the command.
     """
-    environ = go_environment.read_file(file)
+    try:
+        environ = go_environment.read_file(file)
+    except ConfigurationError as error:
+        fail_with(error, "no command can be made of the file")
     say(go_environment.command_for(environ))
     for note in go_environment.notes_on(environ):
         typer.echo(f"note: {note}", err=True)

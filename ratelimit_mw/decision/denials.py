@@ -21,6 +21,9 @@ DENIALS = logging.getLogger("ratelimit_mw.denials")
 DENIAL_FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted", "shadow")
 """The attributes of its records."""
 
+_METHODS = frozenset(("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"))
+"""The methods that are logged as they are. A client may send any other text."""
+
 _log = logging.getLogger("ratelimit_mw")
 
 
@@ -79,7 +82,8 @@ class DenialLog:
             identity = rules.attributes.digest(identity)
         limit = None if charge is None else charge.ask.quota.shown_size
         route = _route(rules, name, request)
-        values = name, reason, limit, retry_after, identity, request.method or None, route, omitted, shadow
+        method = request.method if request.method in _METHODS else rules.attributes.digest(request.method)
+        values = name, reason, limit, retry_after, identity, method or None, route, omitted, shadow
         try:
             DENIALS.info(
                 "%s (%s)%s%s%s%s",

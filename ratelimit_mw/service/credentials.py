@@ -53,7 +53,8 @@ class ReadAgain:
         for path in self._files:
             try:
                 about = path.stat()
-                found.append((about.st_mtime_ns, about.st_size, about.st_ino))
+                # A permission changes the time of the change alone, not that of the content.
+                found.append((about.st_ctime_ns, about.st_size, about.st_ino))
             except OSError as error:
                 found.append(error.errno)
         return found

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.decision.kill_switch import SWITCH
-from ratelimit_mw.errors import Problem
+from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.service.settings import Settings, flag_of
 
 logger = logging.getLogger("ratelimit_mw.service")
@@ -95,15 +95,34 @@ COPIED = {
 """The settings whose texts are those of a variable."""
 
 
+_LINE = re.compile(
+    r"""(?:export\s+)?(?P<name>\w+)\s*=(?:\s*"(?P<double>[^"]*)"|\s*'(?P<single>[^']*)'|(?!\s*["'])(?P<plain>.*?))"""
+    r"(?:\s+\#.*)?"
+)
+
+
 def read_file(path: Path) -> dict[str, str]:
-    """Return the variables of a file with a `NAME=value` on each line, as Docker and shells read it."""
-    found = {}
-    for line in path.read_text("utf-8").splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and not name.startswith("#"):
-            value = value.strip()
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            found[name.strip()] = value[1:-1] if quoted else value
+    """Return the variables of a file with a `NAME=value` on each line, as Docker Compose and shells read it.
+
+    Raises:
+        ConfigurationError: A line cannot be read. A variable that is lost could change decisions. No value is quoted.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")  # Windows begins a file with a mark
+    except UnicodeDecodeError:
+        raise ConfigurationError([Problem("the file is not UTF-8 text", str(path))]) from None
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    for number, text in enumerate(lines, 1):
+        line = text.strip()
+        if not line or line.startswith("#"):
+            continue
+        if (match := _LINE.fullmatch(line)) is None:
+            problems.append(Problem(f"line {number} is not NAME=value", str(path)))
+        else:
+            found[match["name"]] = match["double"] or match["single"] or (match["plain"] or "").strip()
+    if problems:
+        raise ConfigurationError(problems)
     return found
 
 
@@ -130,7 +149,7 @@ def problems_of(settings: Settings, environ: Environment = os.environ) -> list[P
         for name, variable in foreign(environ).items()
         if not variable.setting or getattr(settings, variable.setting) == getattr(usual, variable.setting)
     }
-    if SWITCH in environ:
+    if environ.get(SWITCH):
         ignored.pop("SHADOW_MODE", None)
     read = _read_by(settings.rules, environ) if ignored else ()
     problems: dict[str, list[str]] = {}
@@ -178,7 +197,7 @@ def _read_by(rules: str, environ: Environment) -> set[str]:
 
 def command_for(environ: Environment) -> str:
     """Return the `serve` command that does what a service of envoyproxy/ratelimit does with these variables."""
-    shadow = environ.get("SHADOW_MODE", "").lower() in _TRUE
+    shadow = "SHADOW_MODE" in foreign(environ)
     words = [f"{flag_of(setting)} {text}" for setting, text in flags_for(environ).items()]
     return " \\\n  ".join([f"{SWITCH}=shadow ratelimit-mw serve" if shadow else "ratelimit-mw serve", *words])
 
@@ -265,6 +284,10 @@ _MADE: Mapping[str, Callable[[Environment], str | None]] = {
 """The settings that are made of several variables."""
 
 
+_NOT_IN_URL = re.compile(r"[/?#%&+\[\]]")
+"""A password with one of these is another one in a URL."""
+
+
 def notes_on(environ: Environment) -> Iterator[str]:
     """Yield what no flag of `command_for` does."""
     made = flags_for(environ)
@@ -272,6 +295,9 @@ def notes_on(environ: Environment) -> Iterator[str]:
         if name == "SHADOW_MODE" or variable.setting in made:
             continue
         yield f"{name}: {_remedy(variable, environ).removesuffix(', or unset it')}"
+    for name in ("REDIS_AUTH", "REDIS_SENTINEL_AUTH"):
+        if f"${{{name}}}" in made.get("storage", "") and _NOT_IN_URL.search(environ[name]):
+            yield f"{name}: a URL needs %2F, %3F, %23, %25, %26, %2B, %5B and %5D for its / ? # % & + [ and ]"
     open_ports = [made[name] for name in ("grpc", "http") if name in made and "127.0.0.1" not in made[name]]
     if open_ports and "client_ca" not in made and not all(each.startswith("unix:") for each in open_ports):
         yield "on an address other than loopback, serve needs --token-file, --client-ca or --allow-anyone"

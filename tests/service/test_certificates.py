@@ -9,6 +9,7 @@ import grpc
 import pytest
 import trustme
 
+from ratelimit_mw.service.credentials import ReadAgain
 from tests.support.patience import WITHIN, eventually
 from tests.support.service import RULES, Serving, asking, request, rules_at
 
@@ -106,3 +107,19 @@ def test_the_probes_of_the_admin_port_need_neither_a_client_certificate_nor_a_to
         url = f"https://{service.addresses['admin']}/{path}"
         with urllib.request.urlopen(url, timeout=WITHIN, context=context) as answer:
             assert answer.status == 200
+
+
+def test_files_are_read_again_once_a_permission_lets_them_be_read(tmp_path):
+    path = tmp_path / "srv.key"
+    path.write_text("key")
+    reads = []
+    again = ReadAgain("the certificates", [path], lambda: reads.append(path.read_text()))
+    again.look()
+    assert reads == []
+
+    def read_after_a_permission():
+        path.chmod(0o400)
+        again.look()
+        return reads
+
+    assert eventually(read_after_a_permission) == ["key"]

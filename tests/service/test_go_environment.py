@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from ratelimit_mw import ConfigurationError
 from ratelimit_mw.service import Settings
 from ratelimit_mw.service.go_environment import VARIABLES, command_for, notes_on, problems_of, read_file
 from ratelimit_mw.service.settings import FLAGS, flag_of
@@ -172,8 +173,33 @@ def test_a_shell_passes_the_flags_of_the_command_that_is_printed(environ, flags)
 
 
 def test_a_file_is_read_as_docker_and_shells_read_it(tmp_path):
-    (tmp_path / "f.env").write_text("# A=1\n\nexport B = 'x y'\nC=a=b#c\nD=\nnothing\n")
-    assert read_file(tmp_path / "f.env") == {"B": "x y", "C": "a=b#c", "D": ""}
+    text = "\ufeffA=1\r\n# B=2\n\n\texport \tB = 'x #y' # z\nC=a=b#c\nD=\nE= # e\nF=\"\"\nG=x y\t# g\nH='\"'\n"
+    (tmp_path / "f.env").write_bytes(text.encode())
+    found = read_file(tmp_path / "f.env")
+    assert found == {"A": "1", "B": "x #y", "C": "a=b#c", "D": "", "E": "", "F": "", "G": "x y", "H": '"'}
+
+
+@pytest.mark.parametrize(
+    "line", ["SHADOW_MODE", "SHADOW_MODE: x", "=x", 'A="hunter2', 'A="hunter2"b', "A B=x", "A=\xff"]
+)
+def test_a_line_that_cannot_be_read_is_refused_without_its_value(tmp_path, line):
+    (tmp_path / "f.env").write_bytes(f"A=1\n{line}\n".encode("latin-1"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_file(tmp_path / "f.env")
+    told = "the file is not UTF-8 text" if line == "A=\xff" else "line 2 is not NAME=value"
+    assert str(caught.value) == f"{tmp_path / 'f.env'}: {told}"
+
+
+@pytest.mark.parametrize(("password", "noted"), [("u:p @-$", False), ("p/h", True), ("p%h", True)])
+def test_a_password_that_a_url_has_not_as_it_is_gets_a_note(password, noted):
+    notes = list(notes_on({"REDIS_URL": "h:1", "REDIS_AUTH": password}))
+    assert any(note.startswith("REDIS_AUTH: a URL needs %2F") for note in notes) is noted
+    assert password not in str(notes)
+
+
+def test_an_empty_switch_and_an_odd_truth_do_not_make_a_service_in_shadow_enforce(tmp_path):
+    assert said(tmp_path, {"SHADOW_MODE": "true", "RATELIMIT_MW": ""}).keys() == {"SHADOW_MODE"}
+    assert command_for({"SHADOW_MODE": "yes"}).startswith("RATELIMIT_MW=shadow ")
 
 
 def test_the_page_has_the_variables_of_the_map_and_their_flags():
