@@ -1,6 +1,7 @@
 """`ratelimit-mw doctor` over real stores and real apps."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,9 @@ def test_a_package_that_is_older_than_an_extra_needs_is_wrong(doctor, tmp_path, 
     (tmp_path / "lmdb-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lmdb\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     code, found = doctor()
-    assert (code, found["extras"]) == (1, [("wrong", "lmdb 1.0 is older than 1.5, which ratelimit_mw[shared] needs")])
+    ((state, what),) = found["extras"]
+    assert (code, state) == (1, "wrong")
+    assert re.fullmatch(r"lmdb 1\.0 is older than [\d.]+, which ratelimit_mw\[shared\] needs", what)
 
 
 def test_an_extra_without_its_packages_is_a_note(doctor, tmp_path, monkeypatch):
