@@ -114,8 +114,8 @@ def million_lines(effort: Effort) -> Iterator[Figure]:
                 file.writelines(lines_of(effort.part(LINES)))
             contestants = {rules: (replaying, str(path), rules) for rules in ("one", "five")}
             taken = in_turn(contestants, 1)
-        yield alone(f"one rule by ip, {name}", taken["one"], "ms", at_most=15_000)
-        yield alone(f"five rules, {name}", taken["five"], "ms", at_most=50_000)
+        yield alone(f"one rule by ip, {name}", taken["one"], "ms", at_most=12_000)
+        yield alone(f"five rules, {name}", taken["five"], "ms", at_most=35_000)
 
 
 def replaying(path: str, rules: str) -> Run:

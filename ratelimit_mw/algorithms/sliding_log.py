@@ -1,18 +1,19 @@
 """Sliding log: the times of the last admissions. No window of one period ever holds more than the limit.
 
 State: the slot for the next time, the number of times, then a ring of times of eight bytes each (microseconds since the
-epoch). A cost of n is stored as n times. The ring starts small and doubles up to the limit, so a client with few
-requests needs little memory.
+epoch), in the byte order of the machine: bisection reads them in place. A cost of n is stored as n times. The ring
+starts small and doubles up to the limit, so a client with few requests needs little memory.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
+from collections.abc import Sequence
 from struct import Struct
 
 from ratelimit_mw.algorithms.algorithm import Algorithm, Counting, LimitCap, twice_the_limit
 from ratelimit_mw.model import NEVER, Outcome, Quota
 
-_HEADER = Struct("<II")
-_TIME = Struct("<Q")
+_HEADER = Struct("=II")
+_TIME = Struct("=Q")
 _MIN_CAPACITY = 4
 
 
@@ -50,28 +51,33 @@ def refund(state: bytes, _quota: Quota, cost: int, charged_at: int, _now: int) -
 class _Ring:
     """The ring in a state. An `age` is an index that counts from the newest time (0) back."""
 
-    __slots__ = ("capacity", "held", "slot", "state")
+    __slots__ = ("capacity", "held", "slot", "state", "times")
 
     def __init__(self, state: bytes) -> None:
         self.state = state
         self.slot = self.held = 0
+        self.times: Sequence[int] = ()
         self.capacity, odd = divmod(len(state) - _HEADER.size, _TIME.size)
         if self.capacity < 1 or odd:
             self.capacity = 0
             return
+        self.times = memoryview(state)[_HEADER.size :].cast("Q")
         slot, held = _HEADER.unpack_from(state)
         if slot < self.capacity and held <= self.capacity:
             self.slot, self.held = slot, held
 
     def time(self, age: int) -> int:
         """Return the time with this age."""
-        return int(_TIME.unpack_from(self.state, self._at((self.slot - 1 - age) % self.capacity))[0])
+        return self.times[(self.slot - 1 - age) % self.capacity]
 
     def younger_than(self, moment: int) -> int:
         """Return the number of times that are later than `moment`."""
-        if self.held and self.time(self.held - 1) > moment:
-            return self.held
-        return bisect_left(range(self.held), True, key=lambda age: self.time(age) <= moment)
+        slot, times, start = self.slot, self.times, self.slot - self.held
+        if start >= 0:
+            return slot - bisect_right(times, moment, start, slot)
+        if slot and times[0] <= moment:
+            return slot - bisect_right(times, moment, 0, slot)
+        return slot + self.capacity - bisect_right(times, moment, start + self.capacity, self.capacity)
 
     def newest(self, count: int) -> bytes:
         """Return the packed `count` newest times, oldest first."""
