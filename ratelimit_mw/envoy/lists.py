@@ -116,7 +116,8 @@ def _plan_lists(rules: RuleSet, lists: Sequence[EntryList], hits: int, meter: Me
         applied = [_late(charge) for charge in applied]
     found = [_found(rules, each, own) for each, own in zip(lists, entries, strict=True)]
     replaced = replaced_among([match for own in found for match in own])
-    found = [[match for match in own if match.limit.name not in replaced] for own in found]
+    if replaced:
+        found = [[one for one in own if (one.limit.name, one.limit.rule.shadow) not in replaced] for own in found]
     limits = [
         _ListLimits(
             {match.key: match.limit.name for match in own if match.limit.quota is not None},

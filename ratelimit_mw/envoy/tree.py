@@ -36,7 +36,7 @@ class DescriptorLimit:
     """A compiled `rate_limit`.
 
     `key` is the key of a counter up to its opening brace, inclusive. `quota` is None for `unlimited`. If this limit
-    applies, the limits named in `replaces` do not.
+    applies, the limits named in `replaces` do not (see `replaced_among`).
     """
 
     rule: Rule
@@ -195,9 +195,13 @@ def _entries(sources: EntryReaders, request: Request) -> list[Entry] | None:
     return entries
 
 
-def replaced_among(found: Iterable[AppliedLimit]) -> set[str]:
-    """Return the names of the limits that are replaced by others among these."""
-    return {name for match in found for name in match.limit.replaces}
+def replaced_among(found: Iterable[AppliedLimit]) -> set[tuple[str, bool]]:
+    """Return the names of the limits that are replaced by others among these, and whether they are in shadow.
+
+    A limit in shadow is not enforced, so it replaces none that is.
+    """
+    limits = [match.limit for match in found if match.limit.replaces]
+    return {(name, shadow) for limit in limits for name in limit.replaces for shadow in {True, limit.rule.shadow}}
 
 
 def asked(charges: Sequence[Charge]) -> tuple[Charge, ...]:
@@ -219,7 +223,7 @@ def _charges(found: list[AppliedLimit], cost: int) -> tuple[Charge, ...]:
     charges: list[Charge] = []
     for match in found:
         limit = match.limit
-        if limit.quota is not None and limit.name not in replaced:
+        if limit.quota is not None and not (replaced and (limit.name, limit.rule.shadow) in replaced):
             charge = Charge(limit.rule, Ask(match.key, limit.quota, cost, limit.rule.shadow))
             charges += apart([charge], cost) if match.apart else [charge]
     return asked(charges)

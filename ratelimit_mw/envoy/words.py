@@ -172,8 +172,7 @@ class _Compiler:
             # A path begins with a slash. The escaped name of a rule does not, so the keys never collide.
             key=f"{key_of_domain(self.domain)}:{path.key}:{code}:{{",
             quota=quota,
-            # A limit in shadow mode is not enforced, so it replaces nothing.
-            replaces=frozenset() if descriptor[_SHADOW_MODE] else frozenset(each[_NAME] for each in stated[_REPLACES]),
+            replaces=frozenset(each[_NAME] for each in stated[_REPLACES]),
         )
         self.limits.append((limit, stated.node.place))
         return limit

@@ -351,7 +351,7 @@ FOUND_BY_USE = {
     "(`a`, `b_c`) and (`a_b`, `c`)": "rules/test_descriptors.py::test_keys_and_values_that_join_alike",
     "a limit that Envoy sends along": "service/test_messages.py::test_a_limit_sent_along_replaces_that_of_the_file",
     "a limit without `requests_per_unit`": "rules/test_broken_files.py::test_every_problem_is_said_at_its_place",
-    "a `shadow_mode` limit with `replaces`": "rules/test_descriptors.py::test_a_shadow_replaces_nothing",
+    "a `shadow_mode` limit with `replaces`": "rules/test_descriptors.py::test_a_shadow_replaces_shadows_only",
     "an IPv6 address as `remote_address`": "rules/test_descriptors.py::test_an_address_that_no_request_has",
 }
 """The differences that no case of theirs shows, each with the test that shows it here."""

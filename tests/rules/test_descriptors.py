@@ -343,9 +343,22 @@ class TestTogether:
         assert engine.check({"a": "1", "b": "1"}).allowed
         assert not engine.check({"a": "1"}).allowed
 
-    def test_a_shadow_replaces_nothing(self):
+    @pytest.mark.parametrize("lists", [False, True], ids=["one list", "several lists"])
+    def test_a_shadow_replaces_shadows_only(self, lists):
+        none = {"key": "a", **limit(0, name="none")}
         shadow = {"key": "b", "shadow_mode": True, **limit(9, replaces=[{"name": "none"}])}
-        assert not self.engine({"key": "a", **limit(0, name="none")}, shadow).check({"a": "1", "b": "1"}).allowed
+
+        def allowed(engine):
+            if lists:
+                return engine.check_lists("shop", [[("a", "1")], [("b", "1")]]).decision.allowed
+            return engine.check({"a": "1", "b": "1"}).allowed
+
+        assert not allowed(self.engine(none, shadow))
+        in_shadow = self.engine(none | {"shadow_mode": True}, shadow)
+        assert allowed(in_shadow)
+        assert in_shadow.shadow_denials == {}
+        assert passed(in_shadow, ("a", "1"), times=1)
+        assert in_shadow.shadow_denials == {"none": 1}
 
     def test_a_limit_that_is_not_met_replaces_nothing(self):
         engine = self.engine(
