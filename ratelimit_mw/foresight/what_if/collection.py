@@ -157,10 +157,14 @@ class Recording:
             plan: The number of the plan.
             replaced: (number of the counter, charge) → the charge to take in its place, or None to leave it out.
         """
-        numbers = self.members[self.ends[plan - 1] if plan else 0 : self.ends[plan]]
+        numbers = self.members[self.places_of(plan)]
         charges = self.unusual.get(plan) or map(self._charge, numbers)
         found = (replaced(number, charge) for number, charge in zip(numbers, charges, strict=True))
         return [charge for charge in found if charge is not None]
+
+    def places_of(self, plan: int) -> slice:
+        """Return where the counters of a plan are in `members`."""
+        return slice(self.ends[plan - 1] if plan else 0, self.ends[plan])
 
     def _charge(self, number: int) -> Charge:
         if not self._spelled:

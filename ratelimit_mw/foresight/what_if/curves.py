@@ -26,7 +26,7 @@ from ratelimit_mw.foresight.what_if.exact import (
     distribution,
 )
 from ratelimit_mw.foresight.what_if.limits import Subject, candidates, replayed_candidates
-from ratelimit_mw.model import Charge, Quota
+from ratelimit_mw.model import Charge, Quota, Row
 
 _COUPLED = "its decisions depend on more than its own counter"
 """Why a curve is replayed: another rule, another limit of the rule, its tiers, costs, bans or responses decide, too."""
@@ -220,8 +220,7 @@ class _Makers:
             always = len(quotas) if last is None else np.where(last >= 0, last if own else len(quotas), -1)
             highest[columns.series_of == columns.series[series]] = always
         for plan in self._recording.unusual:
-            begin = self._recording.ends[plan - 1] if plan else 0
-            highest[columns.members[begin : self._recording.ends[plan]]] = len(quotas)
+            highest[columns.members[self._recording.places_of(plan)]] = len(quotas)
         for index in range(len(quotas)):
             yield highest >= index
 
@@ -255,6 +254,7 @@ class _Makers:
         used = doubtful if whole else doubtful & ~shadows[columns.series_of]
         of_rule = np.array([series.rule == subject.place for series in recording.series])
         rows = columns.asking(used, used & of_rule[columns.series_of])
+        askers = np.bincount(columns.members[used[columns.members]], minlength=len(used))
 
         def replaced(number: int, charge: Charge) -> Charge | None:
             if not (whole or used[number]):
@@ -264,20 +264,29 @@ class _Makers:
             return charge
 
         simulation = self._collection.simulation()
-        made: dict[int, tuple[Plan, Sequence[int]]] = {}
+        made: dict[int, tuple[Plan, Sequence[int], _Lasting]] = {}
         denied, limited = 0, set[str]()
         try:
             for begin in range(0, len(rows), _BATCH):
                 for at, number, status, lasted in columns.decidable(rows[begin : begin + _BATCH]):
-                    plan, own = made.get(number) or (None, ())
-                    if plan is None:
+                    known = made.get(number)
+                    if known is None:
                         charges = recording.charges_of(number, replaced)
-                        own = [place for place, charge in enumerate(charges) if charge.rule is rule]
-                        plan, _ = made[number] = simulation.plan_of(charges), own
+                        places = [place for place, charge in enumerate(charges) if charge.rule is rule]
+                        asked = columns.members[recording.places_of(number)]
+                        alone = bool((askers[asked[used[asked]]] == 1).all())
+                        lasting = _Lasting(charges, places, alone=alone, never=whole or rule.shadow)
+                        known = made[number] = simulation.plan_of(charges), places, lasting
+                    plan, own, lasting = known
+                    if at < lasting.until:
+                        denied += lasting.denying
+                        continue
                     outcomes = simulation.taken(at, plan)
                     if outcomes is None:
                         verdict = simulation.decide(at, status, lasted, plan)
                         outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
+                    else:
+                        lasting.note(at, outcomes)
                     if outcomes:
                         for place in own:
                             if not outcomes[place][0]:
@@ -287,3 +296,36 @@ class _Makers:
         finally:
             simulation.close()
         return denied, limited
+
+
+class _Lasting:
+    """Until when the engine decides the same on the requests of a plan: most denials charge nothing.
+
+    Args:
+        charges: What the plan asks.
+        own: The places of the rule in them.
+        alone: Whether no other plan asks its counters. Otherwise, only the denial of a single counter is sure to last.
+        never: Whether a denied request may be charged.
+
+    Attributes:
+        until: The time from which on the engine decides again.
+        denying: Whether the rule denies the requests until then.
+    """
+
+    __slots__ = ("_alone", "_never", "_own", "denying", "until")
+
+    def __init__(self, charges: Sequence[Charge], own: Sequence[int], *, alone: bool, never: bool) -> None:
+        quotas = [ask.quota for _, ask in charges]
+        self._never = never or any(each.penalty or each.overdraft or each.refundable for each in quotas)
+        self._own, self._alone = own, alone
+        self.until, self.denying = 0, False
+
+    def note(self, at: int, outcomes: Sequence[Row]) -> None:
+        """Note what the engine has decided at a time."""
+        waits = [row[3] for row in outcomes if not row[0]]
+        if waits and not self._never:
+            self.denying = any(not outcomes[place][0] for place in self._own)
+            if self._alone:
+                self.until = at + min(waits)
+            elif self.denying and len(self._own) == 1:
+                self.until = at + outcomes[self._own[0]][3]
