@@ -49,7 +49,7 @@ def failures(number):
         deadline=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(MIXTURES)
     def each(mixture):
@@ -64,6 +64,7 @@ def test_abusers_lose_what_is_theirs_alone_and_ordinary_clients_nothing():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_in_nineteen_of_twenty_mixtures_abusers_are_stopped():
     assert failures(100) <= 5
 

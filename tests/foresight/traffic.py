@@ -19,7 +19,7 @@ class Sent(NamedTuple):
     user: str = "-"
 
 
-def person(random, ip, visits, begin=START, hours=6):
+def person(random, ip, visits, begin=START, hours: float = 6):
     """Visits of a few minutes: pages with their images, now and then a login, an order or a search."""
     for _ in range(visits):
         at = begin + random.uniform(0, hours * 3600)
