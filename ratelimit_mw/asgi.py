@@ -185,7 +185,7 @@ class RateLimitMiddleware:
                 serve = partial(_serve, app, verdict, request, receive)
                 await AsgiResponseTracker(engine.settlement, handle, send).serve(serve)
             else:
-                await _serve(app, verdict, request, receive, send)
+                await _released(handle, _serve(app, verdict, request, receive, send))
         finally:
             if meter is not None:
                 meter.left(request)
@@ -262,3 +262,12 @@ async def _serve(app: App, verdict: Verdict, request: AsgiRequest, receive: Rece
     if verdict.delay:
         await asyncio.sleep(verdict.delay / SECOND)
     await app(request.context, receive, send)
+
+
+async def _released(handle: AsyncHandle, served: Awaitable[None]) -> None:
+    """Wait until a request is served that nothing tracks, and release the places that its view took."""
+    try:
+        await served
+    finally:
+        if handle.unsettled:
+            await handle.release()

@@ -161,10 +161,14 @@ class RateLimitMiddleware:
         add_headers = self._answers.of(rules).add_headers
         handle = BlockingHandle(verdict, self.limiter, request, rules, None, None, add_headers, start_response)
         environ["ratelimit.decision"] = handle
-        start_response = handle.start
         if handle.open_account():
-            return WsgiResponseTracker(handle, start_response).serve(partial(app, environ))
-        return app(environ, start_response)
+            return WsgiResponseTracker(handle, handle.start).serve(partial(app, environ))
+        try:
+            body = app(environ, handle.start)
+        except BaseException:
+            handle.release()
+            raise
+        return ClosingIterable(body, handle.release) if handle.unsettled else body
 
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse

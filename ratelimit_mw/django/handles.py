@@ -11,7 +11,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, phrase
 from ratelimit_mw.http.handle import BlockingHandle, Enforced
 from ratelimit_mw.http.limits_in_code import Refund
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import MappingRequest, Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.domains import Rules
@@ -44,9 +44,9 @@ class UnlimitedHandle(BlockingHandle):
 
     __slots__ = ()
 
-    def __init__(self) -> None:
+    def __init__(self, method: str) -> None:
         nothing: Any = None
-        super().__init__(Verdict((), None), nothing, nothing, nothing)
+        super().__init__(Verdict((), None), nothing, MappingRequest({}, method=method), nothing)
 
     def _more(self, amount: Any) -> Any:  # noqa: ARG002 - nothing is charged
         return ()

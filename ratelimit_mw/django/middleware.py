@@ -98,7 +98,7 @@ class RateLimitMiddleware:
         self._wanted = wanted
         if wanted is None:
             visit: Any = request  # stubs of Django do not have the attribute
-            visit.ratelimit = UnlimitedHandle()
+            visit.ratelimit = UnlimitedHandle(request.method or "")
             passed: HttpResponseBase | Awaitable[HttpResponseBase] = self.get_response(request)
             return passed
         steps = self._steps(request)

@@ -2,11 +2,13 @@
 
 import pytest
 from django.core.checks import run_checks
+from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import override_settings
+from django.urls import path
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.django import limiter
+from ratelimit_mw.django import limited, limiter
 from ratelimit_mw.testing import limiter_of
 from tests.inside import django_settings
 from tests.inside.test_django_middleware import GET_ASGI, GET_WSGI, awaited, blocking
@@ -38,6 +40,16 @@ def test_without_limits_every_view_is_served(ask, get):
         answers = ask(["/mail", "/awaited/ann", "/rest/function"] * 4, app=get())
     assert [answer.status_code for answer in answers] == [200] * 12
     assert not any("X-RateLimit-Limit" in answer.headers for answer in answers)
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_without_limits_a_view_whose_limit_names_methods_is_served(method):
+    @limited("1 per day", methods=["POST"])
+    def index(request):
+        return HttpResponse("x")
+
+    with override_settings(RATELIMIT=None, ROOT_URLCONF=(path("", index),)):
+        assert [getattr(Client(), method)("/").status_code for _ in range(2)] == [200] * 2
 
 
 def test_the_system_check_takes_none():

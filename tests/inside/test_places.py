@@ -333,6 +333,31 @@ def test_a_request_without_an_end_frees_its_place_when(limiter, asked, of, how):
     assert inside == [False]
 
 
+@pytest.mark.parametrize("ends", ["the view returns", "the view raises", "the stream ends"])
+@pytest.mark.parametrize("of", [of_hidden_flask, of_hidden_starlette])
+def test_a_view_that_is_unknown_at_start_frees_its_place_beside_rules_that_need_several_decisions(clock, of, ends):
+    seen = []
+
+    def view():
+        seen.append(is_free(limiter))
+        if ends == "the view raises":
+            raise RuntimeError
+        return parts() if ends == "the stream ends" else "x"
+
+    def parts():
+        seen.append(is_free(limiter))
+        yield "x"
+
+    messages = {"name": "messages", "limit": "9 per hour", "messages": "close"}
+    with RateLimiter({**RULES, "rules": [messages]}, clock=clock) as limiter:
+        ask = of(limiter, *INLINE, view)
+        for _ in range(2):
+            with suppress(RuntimeError):  # some frameworks raise it after they have answered
+                assert ask() == 200
+            assert is_free(limiter)
+    assert not any(seen)
+
+
 @pytest.mark.parametrize("of", [of_starlette, of_fastapi])
 def test_a_background_task_holds_no_place(limiter, asked, of):
     seen = []
