@@ -310,13 +310,12 @@ class ServiceVerdict(Verdict):
         if len(asked) == 1 and asked[0].ask.shadow is False:
             ((rule, ask),), (told,) = asked, reply.decisions
             self._decision = told
-            if told.allowed and told.rule is not None:  # the usual case
-                self.charges = _charges(told, rule, reply)
-                self.rows = (outcome,) = (_outcome(told),)
-                self.now, self.delay = round(told.reset_at * SECOND) - outcome.reset_after, outcome.delay
-                if told.over:
-                    self.over = _FIRST
-                self.simple = not (told.over or self.delay)
+            allowed, name, limit, remaining, reset_after, _, delay, reset_at, over, _, _, _, period = told
+            if allowed and name is not None and not (delay or over or reply.rules):  # the usual case
+                self.charges = _charges_of(name, rule.domain, _USUAL, limit or 0, period, None)
+                reset = round(reset_after * SECOND)
+                self.rows = ((True, remaining or 0, reset, 0, 0),)
+                self.now = round(reset_at * SECOND) - reset
                 return
         charges: list[Charge] = []
         outcomes: list[Outcome] = []
@@ -337,9 +336,6 @@ class ServiceVerdict(Verdict):
         super().__init__(charges, Reply(now, outcomes), denied=denied, wait=wait)
         self.over = frozenset(place for place, charge in enumerate(charges) if charge.ask.quota.over)
         self.simple = self.simple and not self.over
-
-
-_FIRST = frozenset({0})
 
 
 def _charges(told: Decision, asked: Rule, reply: ServiceReply) -> tuple[Charge]:

@@ -350,25 +350,40 @@ def _told(response: Any, number: int) -> tuple[Sequence[Decision], Mapping[str, 
     try:
         told = json.loads(body)
         decisions, rules = [_decision(each) for each in told["rows"]], told.get("rules", {})
-        if len(decisions) == number and isinstance(rules, dict):
+        if len(decisions) == number and all(map(_is_said, rules.values())):
             return decisions, rules
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise PermanentFault(_UNLIKE, _OTHER_SERVER) from error
     raise PermanentFault(_UNLIKE, _OTHER_SERVER)
 
 
 _FIELDS = len(Decision._fields)
+_FAR = 10**15
+_LONG = 10**9  # the most seconds that a thread can sleep are 9e9
+_OVERS = (None, "soft", "elastic")
+_TEXT_OR_NULL = {str, type(None)}
 _new = partial(tuple.__new__, Decision)
+
+
+def _is_said(facts: dict[str, Any]) -> bool:
+    """Whether this is what the denials of a rule may say."""
+    status, message = facts.get("status"), facts.get("message")
+    return (status is None or status in range(400, 600)) and type(message) in _TEXT_OR_NULL
 
 
 def _decision(row: list[Any]) -> Decision:
     """The decision in a row, see `service.checks.as_row`. A newer service may have added fields."""
     del row[_FIELDS:]
-    _, rule, limit, remaining, reset_after, retry_after, delay, reset_at, _, policies, *_, period = row
+    allowed, rule, limit, remaining, reset_after, retry_after, delay, reset_at, over, policies, reason, *_, period = row
+    whole = 0 if rule is None else limit | remaining  # below 0 if one is, and an error if one is no integer
+    wait, length = 0 if retry_after is None else retry_after, 0 if period is None else period
+    times = 0 <= reset_after < _FAR and 0 <= reset_at < _FAR and 0 <= wait < _FAR and 0 <= length < _FAR
+    if not (times and 0 <= delay < _LONG and 0 <= whole < _FAR):
+        raise ValueError("a number is negative, or too large")  # what is no number raises TypeError
+    if type(allowed) is not bool or over not in _OVERS or not {type(rule), type(reason)} <= _TEXT_OR_NULL:
+        raise TypeError("a value has another type")
     if retry_after is None:
-        row[5] = retry_after = math.inf
-    if reset_after + retry_after + delay + reset_at + (period or 0) < 0 or (rule is not None and limit + remaining < 0):
-        raise ValueError("a number is negative")  # what is no number raises TypeError
+        row[5] = math.inf
     row[9] = () if policies is None else tuple(map(_decision, policies))
     if policies is None:
         row[9] = (_new(row),)

@@ -395,3 +395,43 @@ def test_another_server_is_an_error_in_the_log_and_on_error_decides(caplog, body
         assert limiter.check({"ip": "192.0.2.1"}).rule is None
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "correct the host and the port" in record.getMessage()
+
+
+ROW = [True, "r", 10, 9, 30.0, 0.0, 0.0, 1.8e9, None, None, None, 1, 60.0]  # the fields of a Decision
+STRANGE = [
+    (place, [*ROW[:place], value, *ROW[place + 1 :]])
+    for place, values in {
+        0: ["yes"],
+        1: [["r"]],
+        2: [-1, 1.5, math.nan, 10**400],
+        3: [-1, "9"],
+        4: [math.nan, 1e308],
+        5: [math.nan, []],
+        6: [-1, math.inf, 1e12],
+        7: [math.inf],
+        8: ["a\r\nset-cookie: b", {}],
+        10: [[]],
+        12: [{}, -1],
+    }.items()
+    for value in values
+]
+TOLD = [(f"row {place}", {"rows": [row]}) for place, row in STRANGE] + [
+    (f"rules {said}", {"rows": [ROW], "rules": said})
+    for said in ([], {"r": 5}, {"r": {"status": 99}}, {"r": {"status": "429"}}, {"r": {"message": ["a"]}})
+]
+
+
+@EACH_SHELL
+@pytest.mark.parametrize("told", [each for _, each in TOLD], ids=[name for name, _ in TOLD])
+def test_a_reply_with_values_that_no_service_sends_is_an_unavailable_store(ask, told):
+    async def other(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        body = json.dumps({"rows": [ROW]} if scope["path"] == "/v1/peek" else told).encode()
+        length = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": body})
+
+    with serving(other) as client, RateLimiter(of_app(str(client.base_url))) as limiter:
+        answer = ask(limiter)
+    assert (answer.status, answer.rate, answer.body) == (200, [], b"hello")
