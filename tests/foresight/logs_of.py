@@ -20,7 +20,7 @@ FORMATS = {
     "envoy.json": "auto",
     "csv.csv": "auto",
     **dict.fromkeys(("alb.log", "cloudfront.log", "google.json", "cloudflare.json", "ingress-nginx.log"), "auto"),
-    **dict.fromkeys(("haproxy.log", "traefik.log", "envoy.log", "iis.log"), "auto"),
+    **dict.fromkeys(("haproxy.log", "traefik.log", "envoy.log", "istio.log", "iis.log"), "auto"),
     **dict.fromkeys(("kubernetes.log", "docker.log", "compose.log", "combined_more.log"), "auto"),
     "nginx_timed.log": '$msec $request_time $remote_addr "$remote_user" $request_method "$request_uri" $status "$host"',
     "apache_timed.log": '%t %h %u "%m" "%U" "%q" %>s %D "%{Host}i"',

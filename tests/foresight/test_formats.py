@@ -4,6 +4,8 @@ import bz2
 import gzip
 import lzma
 import re
+import sys
+from importlib import import_module
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnusableLog, fin
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
 from ratelimit_mw.foresight.logs.structured import PRODUCTS, NamedFormat
 from tests.foresight.logs_of import FORMATS, LOGS, START, entries
+
+zstd = import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 QUOTE = '/quote?x="y"'
 EIGHT = [
@@ -104,7 +108,7 @@ def test_a_format_may_lack_the_query_or_tell_a_field_twice(tmp_path, form, line,
     assert found[:5] == (7_000_000, "192.0.2.1", "GET", target, 200)
 
 
-@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
+@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open, zstd.open])
 def test_a_compressed_log_is_read_whatever_its_name(opener, tmp_path):
     path = tmp_path / "access.log.1"
     with opener(path, "wb") as file:
@@ -112,9 +116,11 @@ def test_a_compressed_log_is_read_whatever_its_name(opener, tmp_path):
     assert len(entries(path)[0]) == 8
 
 
-def test_a_damaged_log_is_an_error(tmp_path):
-    path = tmp_path / "access.log.gz"
-    path.write_bytes(gzip.compress((LOGS / "combined.log").read_bytes())[:-20])
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
+@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:20] + b"junk" * 9 + data[56:]])
+def test_a_damaged_log_is_an_error(compress, damage, tmp_path):
+    path = tmp_path / "access.log"
+    path.write_bytes(damage(compress((LOGS / "combined.log").read_bytes())))
     with pytest.raises(OSError, match="damaged"):
         entries(path)
 

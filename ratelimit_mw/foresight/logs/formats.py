@@ -34,6 +34,9 @@ NAMED = {
     '$sent $cookie $set_cookie $ended $connections $queues$captured "$request"',
     "envoy": '[$begin_iso8601] "$request" $status $flags $received $sent $milliseconds $upstream "$forwarded_for" '
     '"$http_user_agent" "$request_id" "$host" "$upstream_host"',
+    "istio": '[$begin_iso8601] "$request" $status $flags $details $terminated "$failure" $received $sent $milliseconds '
+    '$upstream "$forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream_host" $cluster $outgoing $local '
+    "$remote $server_name $route",
     "alb": "$type $time_iso8601 $elb $remote_addr:$remote_port $target $before $during $after $status $target_status "
     '$received $sent "$request" "$http_user_agent"',
 }
@@ -45,7 +48,7 @@ WORDS = ("auto", *NAMED, "json", "csv", "w3c")
 """What `--format` takes. Any other text is a format with variables."""
 
 _DETECTED = (
-    *("ingress-nginx", "traefik", "alb", "envoy", "haproxy"),
+    *("ingress-nginx", "traefik", "alb", "istio", "envoy", "haproxy"),
     *("main", "vhost_combined", "combined", "common", "uvicorn"),
 )
 """The order in which formats are tried: those with more fields first."""

@@ -13,6 +13,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from io import SEEK_END
 from itertools import chain, islice, pairwise
 from operator import itemgetter
@@ -39,6 +40,9 @@ _DECOMPRESSORS: Sequence[tuple[bytes, Any]] = (
 )
 """How files begin that are compressed, and what opens them. The names of files say less: rotated logs have any."""
 
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+"""How files begin that are compressed by Zstandard. Python has it from 3.14 on."""
+
 _READERS = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
 """The commands that read compressed files."""
 
@@ -46,7 +50,7 @@ STANDARD_INPUT = "-"
 
 
 class Log:
-    """One log: a file, which may be compressed by gzip, bzip2 or xz, or standard input.
+    """One log: a file, which may be compressed by gzip, bzip2, xz or Zstandard, or standard input.
 
     Args:
         path: The path of the file, or "-" for standard input.
@@ -59,6 +63,7 @@ class Log:
         self.path = path
         self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
         self._stream = self._raw
+        self._damage: type[Exception] = EOFError  # what Zstandard raises, if the file is compressed by it
         self._size = 0  # of a file that is read from its end
         self._unwrap: Callable[[bytes], bytes] | None = None
         self._head: list[bytes] = []
@@ -168,7 +173,7 @@ class Log:
         """Yield blocks of whole lines. Raises OSError for a damaged file, too."""
         try:
             yield from self._lines(self._opened())
-        except (EOFError, zlib.error, lzma.LZMAError) as error:
+        except (EOFError, zlib.error, lzma.LZMAError, self._damage) as error:
             raise OSError(f"{self.path} is damaged: {error}") from error
 
     def _opened(self) -> IO[bytes]:
@@ -179,11 +184,26 @@ class Log:
             start = self._raw.read(8)
             self._raw.seek(0)
         opener = next((opener for magic, opener in _DECOMPRESSORS if start.startswith(magic)), None)
+        if start.startswith(_ZSTANDARD):
+            opener = self._zstandard()
         if opener is None:
             return self._raw
         opened: IO[bytes] = opener(self._raw)
         self._stream = opened
         return opened
+
+    def _zstandard(self) -> Callable[..., IO[bytes]]:
+        name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+        try:
+            zstandard = import_module(name)
+        except ModuleNotFoundError:
+            raise UnusableLog(
+                f"{self.path} is compressed by Zstandard, which needs the extra foresight: "
+                "pip install 'ratelimit_mw[foresight]'"
+            ) from None
+        self._damage = zstandard.ZstdError
+        opener: Callable[..., IO[bytes]] = zstandard.open
+        return opener
 
     def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
         rest, skipping = b"", False
