@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting
 from ratelimit_mw.model import Quota
 from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, stamp
 from ratelimit_mw.stores.memory import MemoryStore
@@ -66,6 +66,7 @@ def test_what_is_compiled_for_a_quota_gives_the_outcomes_and_the_values_of_the_g
         now += wait
         outcome, state = DECIDE_ALL[name](value[STAMP_SIZE:], quota, cost, now)
         stored = None if state is None else stamp(quota, cost, False, outcome, now) + state
+        assert admitting(quota, cost)(value, now) in (None, (outcome, stored))
         assert deciding(quota, cost)(value, now) == (outcome, stored)
         value = value if stored is None else stored
 

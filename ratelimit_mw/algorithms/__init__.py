@@ -148,7 +148,7 @@ def admitting(quota: Quota, cost: int) -> Admit:
     return _never if make is None or quota.overdraft or not (quota.limit and cost) else make(quota, cost)
 
 
-def _never(_state: bytes, _now: int) -> None:
+def _never(_value: bytes, _now: int) -> None:
     """The `Admit` of what `decide` alone decides."""
 
 

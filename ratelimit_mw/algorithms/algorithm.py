@@ -21,11 +21,32 @@ A cost of 0 charges nothing. It is denied by a limit of 0 and by a counter in de
 counter that is exactly full is not in debt.
 """
 
+USED_UP = 255
+"""The used share of a counter whose next request is denied."""
+
+VALUE = "<8sB"
+"""How the value that a store in Python keeps of a counter begins, as a format of `struct`: with a stamp.
+
+The stamp is the time at which the counter is as if unused, as big-endian bytes, and the used share of its limit, from 0
+to `USED_UP`. The state follows.
+"""
+
 Admit = Callable[[bytes, int], tuple[Row, bytes] | None]
-"""Does what `Decide` does, for one quota and one cost: (state, now) → (fields of the outcome, state to store).
+"""Does what `Decide` does, for one quota and one cost: (value, now) → (fields of the outcome, value to store).
 
 It admits a request at once, or returns None. `Decide` is then asked.
 """
+
+Window = tuple[int, int, int, bytes]
+"""The window of a time: its begin, its end, its number, and when its counters are as if unused, as in a stamp."""
+
+
+def window_of(now: int, period: int, windows: int) -> Window:
+    """Return the window of `now`. A counter is as if unused when this many windows have ended."""
+    number = now // period
+    begin = number * period
+    return begin, begin + period, number, (begin + windows * period).to_bytes(8)
+
 
 Admitting = Callable[[Quota, int], Admit]
 """Makes the `Admit` of a quota with a limit, and of a cost above 0. Most requests are decided by it."""

@@ -6,11 +6,12 @@ windows.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Counting
+from ratelimit_mw.algorithms.algorithm import USED_UP, VALUE, Admit, Algorithm, Counting, Window, window_of
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QI")
 _SIZE = _STATE.size
+_VALUE = Struct(VALUE + "QI")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -43,19 +44,26 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     period, limit = quota.period, quota.limit
-    pack, unpack = _STATE.pack, _STATE.unpack
+    pack, unpack, size = _VALUE.pack, _VALUE.unpack, _VALUE.size
+    known: Window = 0, 0, 0, b""
 
-    def admit(state: bytes, now: int) -> tuple[Row, bytes] | None:
-        window, count = now // period, cost
-        if len(state) == _SIZE:
-            stored_window, stored_count = unpack(state)
+    def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
+        nonlocal known
+        begin, end, window, expiry = known
+        if not begin <= now < end:
+            begin, end, window, expiry = known = window_of(now, period, 1)
+        count = cost
+        if len(value) == size:
+            _, _, stored_window, stored_count = unpack(value)
             if stored_window == window:
                 count += stored_count
             elif stored_window > window:  # the clock stepped back
                 return None
-        if count > limit:
+        left = limit - count
+        if left < 0:
             return None
-        return (True, limit - count, period - now % period, 0, 0), pack(window, count)
+        share = USED_UP if left < cost else USED_UP * count // limit
+        return (True, left, end - now, 0, 0), pack(expiry, share, window, count)
 
     return admit
 

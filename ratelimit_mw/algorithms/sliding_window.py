@@ -7,11 +7,21 @@ and one period long.
 from collections.abc import Sequence
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Counting, Numbers
+from ratelimit_mw.algorithms.algorithm import (
+    USED_UP,
+    VALUE,
+    Admit,
+    Algorithm,
+    Counting,
+    Numbers,
+    Window,
+    window_of,
+)
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QII")
 _SIZE = _STATE.size
+_VALUE = Struct(VALUE + "QII")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -52,14 +62,17 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     period, limit = quota.period, quota.limit
-    pack, unpack = _STATE.pack, _STATE.unpack
+    pack, unpack, size = _VALUE.pack, _VALUE.unpack, _VALUE.size
+    known: Window = 0, 0, 0, b""
 
-    def admit(state: bytes, now: int) -> tuple[Row, bytes] | None:
-        window = now // period
-        rest = period - now % period
+    def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
+        nonlocal known
+        begin, end, window, expiry = known
+        if not begin <= now < end:
+            begin, end, window, expiry = known = window_of(now, period, 2)
         previous, current = 0, cost
-        if len(state) == _SIZE:
-            stored_window, stored_previous, stored_current = unpack(state)
+        if len(value) == size:
+            _, _, stored_window, stored_previous, stored_current = unpack(value)
             if stored_window == window:
                 previous = stored_previous
                 current += stored_current
@@ -67,12 +80,13 @@ def admitting(quota: Quota, cost: int) -> Admit:
                 previous = stored_current
             elif stored_window > window:  # the clock stepped back
                 return None
-        left = limit - current
+        left, rest = limit - current, end - now
         if previous:
             left -= -(-previous * rest // period)
         if left < 0:
             return None
-        return (True, left, rest + period, 0, 0), pack(window, previous, current)
+        share = USED_UP if left < cost else USED_UP * (limit - left) // limit
+        return (True, left, rest + period, 0, 0), pack(expiry, share, window, previous, current)
 
     return admit
 

@@ -13,11 +13,12 @@ With `max_wait`, a request may take tokens that are not refilled yet. It then wa
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Admit, Algorithm, Refilling
+from ratelimit_mw.algorithms.algorithm import USED_UP, VALUE, Admit, Algorithm, Refilling
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QQ")
 _SIZE = _STATE.size
+_VALUE = Struct(VALUE + "QQ")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -58,21 +59,23 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 
 def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
-    interval = -(-quota.period // quota.limit)
-    capacity, needed = quota.burst * interval, cost * interval
-    pack, unpack = _STATE.pack, _STATE.unpack
+    burst, interval = quota.burst, -(-quota.period // quota.limit)
+    capacity, needed = burst * interval, cost * interval
+    pack, unpack, size = _VALUE.pack, _VALUE.unpack, _VALUE.size
 
-    def admit(state: bytes, now: int) -> tuple[Row, bytes] | None:
+    def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
         missing = needed
-        if len(state) == _SIZE:
-            full, written = unpack(state)
+        if len(value) == size:
+            _, _, full, written = unpack(value)
             if written > now:  # the clock stepped back
                 return None
             if full > now:
                 missing += full - now
         if missing > capacity:
             return None
-        return (True, (capacity - missing) // interval, missing, 0, 0), pack(now + missing, now)
+        left, full = (capacity - missing) // interval, now + missing
+        share = USED_UP if left < cost else USED_UP * (burst - left) // burst
+        return (True, left, missing, 0, 0), pack(full.to_bytes(8), share, full, now)
 
     return admit
 

@@ -10,16 +10,15 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any
 
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting, widened
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, widened
+from ratelimit_mw.algorithms.algorithm import USED_UP
 from ratelimit_mw.model import Ask, Outcome, Quota, Row
 from ratelimit_mw.stores.base import Intent
 
 STAMP = Struct(">QB")  # big-endian, so that values sort by their time
 STAMP_SIZE = STAMP.size
-_SHARE = STAMP_SIZE - 1
-
-USED_UP = 255
-"""The used share of a counter whose next request is denied."""
+SHARE = STAMP_SIZE - 1
+"""The index of the used share in a value."""
 
 BARELY_USED = 32
 """The used share from which on a counter protects something: an eighth of the limit."""
@@ -172,20 +171,12 @@ Step = Callable[[bytes, int], tuple[Row, bytes | None]]
 
 
 def deciding(quota: Quota, cost: int) -> Step:
-    """Compile the decision on requests of this cost: it gives what `Decide` and `stamp` give, in less time."""
-    admit, decide = admitting(quota, cost), DECIDE_ALL[quota.decided_by]
-    size, pack = quota.burst or quota.limit, STAMP.pack
+    """Compile the decision on requests of this cost that their `Admit` does not admit."""
+    decide = DECIDE_ALL[quota.decided_by]
 
     def step(value: bytes, now: int) -> tuple[Row, bytes | None]:
-        state = value[STAMP_SIZE:]
-        # A counter that was used up at its last request is probably still used up.
-        admitted = None if value and value[_SHARE] == USED_UP else admit(state, now)
-        if admitted is None:
-            outcome, state_after = decide(state, quota, cost, now)
-            return outcome, None if state_after is None else stamp(quota, cost, False, outcome, now) + state_after
-        row, state = admitted
-        _, left, reset_after, _, _ = row
-        return row, pack(now + reset_after, USED_UP if left < cost else USED_UP * (size - left) // size) + state
+        outcome, state = decide(value[STAMP_SIZE:], quota, cost, now)
+        return outcome, None if state is None else stamp(quota, cost, False, outcome, now) + state
 
     return step
 

@@ -5,6 +5,8 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ratelimit_mw.algorithms import admitting
+from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.model import Ask, Quota, Reply, Row
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
@@ -13,8 +15,8 @@ from ratelimit_mw.stores.base import Store, StoreRequest, Taken, Taker
 from ratelimit_mw.stores.counters import (
     MAX_SAMPLE,
     SAMPLE,
+    SHARE,
     STAMP_SIZE,
-    USED_UP,
     Counters,
     Step,
     deciding,
@@ -73,7 +75,7 @@ class MemoryStore(Counters, Store):
         self._room = max_counters // self._count
         self._segments = [_CounterDict() for _ in range(self._count)]
         self._lock = threading.Lock()
-        self._known: dict[tuple[int, int], tuple[Quota, Step, Callable[[_Place], Taken]]] = {}
+        self._known: dict[tuple[int, int], tuple[Quota, Admit, Step, Callable[[_Place], Taken]]] = {}
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
         reset_after_fork(self)
@@ -102,22 +104,25 @@ class MemoryStore(Counters, Store):
         if len(asks) == 1:
             ask = asks[0]
             key = ask[0]  # an index reads a field of a NamedTuple faster than unpacking
-            return self._compiled(ask[1], ask[2])[2], (key, segments[hash(key) % count])
-        places = [(key, segments[hash(key) % count], self._compiled(quota, cost)[1]) for key, quota, cost, _ in asks]
+            return self._compiled(ask[1], ask[2])[3], (key, segments[hash(key) % count])
+        places = []
+        for key, quota, cost, _ in asks:
+            _, admit, step, _ = self._compiled(quota, cost)
+            places.append((key, segments[hash(key) % count], admit, step))
         return self._take_all, (asks, places)
 
-    def _compiled(self, quota: Quota, cost: int) -> tuple[Quota, Step, Callable[[_Place], Taken]]:
-        """The quota, and the compiled decision on requests of this cost: as a step, and on one counter."""
+    def _compiled(self, quota: Quota, cost: int) -> tuple[Quota, Admit, Step, Callable[[_Place], Taken]]:
+        """The quota, and the compiled decisions on requests of this cost: for those that it admits, others, and all."""
         key = id(quota), cost  # by identity, because hashing a quota takes long. The entry holds it
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_COMPILED:
                 self._known.clear()
-            step = deciding(quota, cost)
-            known = self._known[key] = quota, step, self._taking(step)
+            admit, step = admitting(quota, cost), deciding(quota, cost)
+            known = self._known[key] = quota, admit, step, self._taking(admit, step)
         return known
 
-    def _taking(self, step: Step) -> Callable[[_Place], Taken]:
+    def _taking(self, admit: Admit, step: Step) -> Callable[[_Place], Taken]:
         clock = self._now
 
         def take(place: _Place) -> Taken:
@@ -125,7 +130,9 @@ class MemoryStore(Counters, Store):
             with self._lock:
                 now = clock()
                 stored = segment.get(key, b"")
-                row, value = step(stored, now)
+                # A counter that was used up at its last request is probably still used up.
+                used_up = stored and stored[SHARE] == USED_UP
+                row, value = (None if used_up else admit(stored, now)) or step(stored, now)
                 if value is not None:
                     if not stored:
                         self._make_room(segment, now)
@@ -134,22 +141,24 @@ class MemoryStore(Counters, Store):
 
         return take
 
-    def _take_all(self, asked: tuple[Sequence[Ask], Sequence[tuple[str, _CounterDict, Step]]]) -> Taken:
+    def _take_all(self, asked: tuple[Sequence[Ask], Sequence[tuple[str, _CounterDict, Admit, Step]]]) -> Taken:
         """Decide on all counters first, and charge them if none denies."""
         asks, places = asked
         found: list[tuple[Row, bytes | None]] = []
         denied = False
         with self._lock:
             now = self._now()
-            for key, segment, step in places:
-                decided = step(segment.get(key, b""), now)
+            for key, segment, admit, step in places:
+                stored = segment.get(key, b"")
+                used_up = stored and stored[SHARE] == USED_UP
+                decided = (None if used_up else admit(stored, now)) or step(stored, now)
                 found.append(decided)
                 if not decided[0][0]:
                     denied = True
             if denied:
                 states = [(row, value and value[STAMP_SIZE:]) for row, value in found]
                 return now, self.decide_otherwise(asks, states, True, now, denied=True), None
-            for (key, segment, _), (_, value) in zip(places, found, strict=True):
+            for (key, segment, _, _), (_, value) in zip(places, found, strict=True):
                 if value is not None:
                     if key not in segment:
                         self._make_room(segment, now)
@@ -227,7 +236,7 @@ def _unexpired(segment: _CounterDict, count: int, now: int) -> list[tuple[int, s
     """The used share (0 to 255) and the key of the next `count` counters of a segment. Expired ones are dropped."""
     keys = _next(segment, count)
     _drop_expired(segment, keys, now)
-    return [(segment[key][STAMP_SIZE - 1], key) for key in keys if key in segment]
+    return [(segment[key][SHARE], key) for key in keys if key in segment]
 
 
 def _next(segment: _CounterDict, count: int) -> list[str]:

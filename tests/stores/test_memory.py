@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ratelimit_mw.algorithms.algorithm import USED_UP
 from ratelimit_mw.algorithms.ban import BanQuota
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores import memory
-from ratelimit_mw.stores.counters import BARELY_USED, USED_UP, evicted
+from ratelimit_mw.stores.counters import BARELY_USED, evicted
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.stores.contract import ALL, MINUTE, quota
 from tests.support.processes import in_child

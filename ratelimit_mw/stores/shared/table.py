@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 
 from ratelimit_mw.algorithms import DECIDE_ALL
+from ratelimit_mw.algorithms.algorithm import USED_UP
 from ratelimit_mw.errors import CounterError
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
 from ratelimit_mw.stores.counters import (
     SAMPLE,
+    SHARE,
     STAMP_SIZE,
-    USED_UP,
     Counters,
     evicted,
     first_unexpired,
@@ -226,7 +227,7 @@ class Table(Counters):
             if value < earliest:
                 self.txn.delete(encoded)
             elif encoded not in own:
-                sample[value[STAMP_SIZE - 1], _text(encoded, value)] = encoded
+                sample[value[SHARE], _text(encoded, value)] = encoded
         return sample
 
     def _next(self, count: int) -> list[tuple[bytes, bytes]]:
