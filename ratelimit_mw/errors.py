@@ -31,7 +31,7 @@ has its module behind it:
     ├── Refused                     the service cannot decide on a request (service.messages)
     │   └── TooLong                 as above, because a text or the message is too long (service.messages)
     ├── NotPermitted                the caller of the service may not give hits back (service.should_rate_limit)
-    ├── Unanswered                  the service does not answer (service.client)
+    ├── Unanswered                  the service does not answer (cli.ask)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     └── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
 

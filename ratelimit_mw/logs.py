@@ -5,7 +5,8 @@ loggers to stderr, without their name (`logging.lastResort`). A reader could not
 limits. So each line gets the name of its logger, but only if the app has no handler for the record: handlers get the
 message unchanged, because their format has the name.
 
-This module adds no handler, and sets no level. It is internal: its names may change in any release.
+Importing this module does so. It adds no handler, and sets no level. It is internal: its names may change in any
+release.
 """
 
 import logging
@@ -65,16 +66,6 @@ class LineLimit:
             self._counts.clear()
 
 
-def install() -> None:
-    """Name the lines of the package's logger. A second call does nothing.
-
-    The logger of denials is left out: its records are below the level that Python prints without a handler.
-    """
-    logger = logging.getLogger(_NAME)
-    if name_lines not in logger.filters:
-        logger.addFilter(name_lines)
-
-
 def name_lines(record: logging.LogRecord) -> bool:
     """Put the name of the logger in front of each line of a record, if no handler will format it.
 
@@ -86,3 +77,7 @@ def name_lines(record: logging.LogRecord) -> bool:
     if not logging.getLogger(_NAME).hasHandlers():
         record.msg, record.args = "\n".join([f"{_NAME}: {line}" for line in record.getMessage().splitlines()]), ()
     return True
+
+
+# The logger of denials is left out: its records are below the level that Python prints without a handler.
+logging.getLogger(_NAME).addFilter(name_lines)

@@ -43,11 +43,41 @@ def test_rules_from_a_mapping_on_memory_need_no_redis():
     assert imported_by(f"import ratelimit_mw; ratelimit_mw.RateLimiter({rules})") & stores == set()
 
 
-def test_the_public_names():
-    import ratelimit_mw
+def modules_after(code):
+    """The modules that a program has imported, which may end with any exit code."""
+    program = f"import atexit, sys; atexit.register(lambda: print('modules:', *sys.modules)); {code}"
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    return ran.returncode, set(ran.stdout.rpartition("modules:")[2].split())
 
-    assert sorted(ratelimit_mw.__all__) == ["ConfigurationError", "Decision", "EntryList", "ManualClock", "RateLimiter"]
-    assert all(hasattr(ratelimit_mw, name) for name in ratelimit_mw.__all__)
+
+def test_the_public_names_are_imported_when_they_are_used():
+    assert {name for name in modules_after("import ratelimit_mw")[1] if name.startswith("ratelimit_mw")} == {
+        "ratelimit_mw"
+    }
+    public = ["ConfigurationError", "Decision", "EntryList", "ManualClock", "RateLimiter"]
+    code = """
+import ratelimit_mw
+assert set(ratelimit_mw.__all__) <= set(dir(ratelimit_mw))
+from ratelimit_mw import *
+print(*sorted(name for name in ratelimit_mw.__all__ if globals()[name] is getattr(ratelimit_mw, name)))
+"""
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == public
+
+
+def test_a_health_probe_imports_neither_the_engine_nor_what_other_commands_need(tmp_path):
+    words = ["ratelimit-mw", "ask", "--health", "--grpc", f"unix:{tmp_path / 'none'}"]
+    code, modules = modules_after(f"sys.argv = {words}; from ratelimit_mw.cli import main; main()")
+    assert code == 3  # there is no service
+    assert {"grpc", "ratelimit_mw.cli.ask"} <= modules
+    assert modules & {"pydantic", "redis", "rich", "typer", "yaml"} == set()
+    assert {name for name in modules if name.startswith("ratelimit_mw.")} == {
+        f"ratelimit_mw.{name}"
+        for name in (
+            *("cli", "cli.ask", "errors", "model", "units"),
+            *("service", "service.messages", "service.ratelimit_pb2", "service.settings"),
+        )
+    }
 
 
 @pytest.mark.parametrize(

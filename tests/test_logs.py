@@ -1,13 +1,12 @@
 """What servers print of the package's log without any configuration: in processes of their own."""
 
-import logging
 import subprocess
 import sys
 
 import pytest
 from httpx import get
 
-from ratelimit_mw.logs import LineLimit, install, name_lines
+from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.model import SECOND
 from tests.support.apps import ROOT, uvicorn
 from tests.support.patience import eventually
@@ -19,7 +18,7 @@ def printed(code):
     return ran.stderr
 
 
-BASE = "import logging, ratelimit_mw\nlog = logging.getLogger('ratelimit_mw')\n"
+BASE = "import logging, ratelimit_mw.asgi\nlog = logging.getLogger('ratelimit_mw')\n"
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,6 @@ BASE = "import logging, ratelimit_mw\nlog = logging.getLogger('ratelimit_mw')\n"
 )
 def test_each_line_has_the_name_of_the_logger_once(setup, expected):
     assert printed(f"{BASE}{setup}log.warning('first line\\n  second %s', 5)") == expected
-
-
-def test_a_second_installation_adds_nothing():
-    install()
-    assert logging.getLogger("ratelimit_mw").filters.count(name_lines) == 1
 
 
 def test_uvicorn_shows_a_reload_without_any_configuration(tmp_path):

@@ -4,16 +4,42 @@ This package is internal: its names may change in any release.
 """
 
 import sys
+from enum import IntEnum
+
+_EXTRAS = {
+    "rich": "cli",
+    "typer": "cli",
+    **dict.fromkeys(("google", "grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn"), "serve"),
+}
+"""The extras that have the modules which commands need."""
+
+
+class Exit(IntEnum):
+    """The exit codes of commands."""
+
+    OK = 0
+    PROBLEMS = 1
+    USAGE = 2
+    STORE_AWAY = 3
 
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit with its code."""
     try:
-        from ratelimit_mw.cli.app import app
+        _run()
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in ("rich", "typer"):
+        if missing not in _EXTRAS:
             raise
-        sys.stderr.write(f"ratelimit-mw needs {missing}: pip install 'ratelimit_mw[cli]'\n")
-        raise SystemExit(2) from None
+        sys.stderr.write(f"ratelimit-mw needs {missing}: pip install 'ratelimit_mw[{_EXTRAS[missing]}]'\n")
+        raise SystemExit(Exit.USAGE) from None
+
+
+def _run() -> None:
+    if sys.argv[1:2] == ["ask"]:
+        from ratelimit_mw.cli.ask import ask
+
+        raise SystemExit(ask(sys.argv[2:]))
+    from ratelimit_mw.cli.app import app
+
     app()

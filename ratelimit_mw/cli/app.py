@@ -112,9 +112,18 @@ _COMMANDS = (
     deferral.worker,
     serve.serve,
     serve.from_envoy_ratelimit,
-    serve.ask,
 )
 for command in (*_COMMANDS, schema):
     app.command()(command)
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def ask(context: typer.Context) -> None:
+    """Ask a running service over gRPC, as a proxy does. The request is charged."""
+    from ratelimit_mw.cli.ask import ask as run  # `main` calls it, too, without typer
+
+    raise typer.Exit(run(context.args))
+
+
 for group in (operators.app, rules.app, deferral.app):
     app.add_typer(group)

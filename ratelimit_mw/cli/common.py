@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, TypeVar
 
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.config.load import A_PATH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
 from ratelimit_mw.foresight.wording import printable
@@ -95,15 +95,6 @@ def require_known(rules: Rules, client: Mapping[str, str]) -> None:
 
 
 _WIDE = 200  # columns if the output is not a terminal: a program that reads a pipe needs whole lines
-
-
-class Exit(IntEnum):
-    """The exit codes of commands."""
-
-    OK = 0
-    PROBLEMS = 1
-    USAGE = 2
-    STORE_AWAY = 3
 
 
 def say(text: str) -> None:

@@ -11,11 +11,11 @@ from urllib.parse import unquote
 import typer
 
 from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     Attribute,
     Config,
-    Exit,
     Ip,
     Json,
     Most,

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Exit, Json, Storage, say, say_json
+from ratelimit_mw.cli import Exit
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Json, Storage, say, say_json
 from ratelimit_mw.cli.routes import ReadApp, changing_identities, read_app, rows_of
 from ratelimit_mw.decision.kill_switch import SWITCH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, StoreUnavailable

@@ -7,12 +7,12 @@ from urllib.parse import unquote
 
 import typer
 
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     RULES_VARIABLE,
     Attribute,
     Config,
-    Exit,
     Ip,
     Json,
     Storage,

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.cli.common import Exit, console_of, fail, fail_with
+from ratelimit_mw.cli import Exit
+from ratelimit_mw.cli.common import console_of, fail, fail_with
 from ratelimit_mw.errors import ConfigurationError, Invalid, StoreUnavailable
 from ratelimit_mw.foresight.logs.formats import WORDS, UnusableLog
 from ratelimit_mw.foresight.logs.inputs import STANDARD_INPUT

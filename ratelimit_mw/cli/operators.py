@@ -8,11 +8,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     Attribute,
     Config,
-    Exit,
     IpOrNetwork,
     Json,
     Storage,

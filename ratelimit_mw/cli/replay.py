@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Exit, Json, Most, fail, say_json
+from ratelimit_mw.cli import Exit
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Json, Most, fail, say_json
 from ratelimit_mw.cli.log_options import (
     ClientNames,
     Field,

@@ -8,10 +8,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     ConfigArgument,
-    Exit,
     Json,
     fail,
     imported,

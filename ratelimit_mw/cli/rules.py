@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     RULES_VARIABLE,
-    Exit,
     Json,
     Most,
     fail,

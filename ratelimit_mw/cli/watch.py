@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ratelimit_mw.cli.common import Exit, bars, console_of, fail, open_limiter, say_json, table_of, with_retries
+from ratelimit_mw.cli import Exit
+from ratelimit_mw.cli.common import bars, console_of, fail, open_limiter, say_json, table_of, with_retries
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.wording import printable

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
     Config,
     ConfigArgument,
-    Exit,
     Json,
     Storage,
     fail,

@@ -12,9 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.views import rules_of_throttles, rules_of_view
-from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.stores import Store

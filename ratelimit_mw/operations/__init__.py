@@ -1,5 +1,8 @@
 """What operators look at while an app runs: the live page, and the reports that its processes send to the page.
 
+With this package imported, the rules of each limiter say whether it reports (`observe: {live: true}`). So
+`ratelimit_mw.RateLimiter` comes from here.
+
 This package is internal: its names may change in any release.
 """
 
@@ -7,13 +10,11 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules
 
 
-def register() -> None:
-    """Let the rules of each limiter that is made from now on say whether it reports (`observe: {live: true}`)."""
-    RateLimiter.followers = (_report,)
-
-
 def _report(limiter: RateLimiter, rules: Rules) -> None:
     if rules.observe.live or limiter.rules.observe.live:
         from ratelimit_mw.operations.live import set_reporting  # imported late: most apps do not use it
 
         set_reporting(limiter, reporting=rules.observe.live)
+
+
+RateLimiter.followers = (_report,)

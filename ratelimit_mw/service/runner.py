@@ -20,8 +20,8 @@ from typing import Any
 
 import uvicorn
 
+from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
-from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.service import go_environment, ports
 from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.admin import admin_app

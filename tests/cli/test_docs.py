@@ -5,8 +5,8 @@ import re
 import yaml
 
 from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.app import app
-from ratelimit_mw.cli.common import Exit
 from tests.support.apps import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text("utf-8")
