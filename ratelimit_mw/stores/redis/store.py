@@ -26,9 +26,8 @@ from ratelimit_mw.stores.redis.connection import (
 )
 from ratelimit_mw.stores.redis.endpoint import SCHEME, Direct, Endpoint, Sentinels, shown
 from ratelimit_mw.stores.redis.loops import LoopBatcher
-from ratelimit_mw.stores.redis.pool import ConnectionPool
 from ratelimit_mw.stores.redis.records import scan
-from ratelimit_mw.stores.redis.threads import ThreadBatcher
+from ratelimit_mw.stores.redis.threads import ConnectionPool, ThreadBatcher
 
 _log = logging.getLogger("ratelimit_mw")
 

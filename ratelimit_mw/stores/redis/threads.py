@@ -1,4 +1,4 @@
-"""Batches the decisions of threads over one connection.
+"""Batches the decisions of threads over one connection, or over several if the server is far away.
 
 The first thread becomes the leader. It owns the connection, and sends its request together with those of the threads
 that wait (its followers).
@@ -11,6 +11,9 @@ by a gevent.Timeout. The store must go on deciding afterwards. Three rules ensur
 2. A leader that is interrupted closes its connection, so that no request reads the reply to another. Its followers
    fail as late: the store is not at fault.
 3. A job that owns the connection a second past its deadline has lost its thread. The next job takes over.
+
+A request may thus wait for two round trips. If two do not fit into the timeout, because the server is far away, each
+request gets a connection that no other request uses at that moment: see `ConnectionPool`.
 """
 
 import contextlib
@@ -27,7 +30,8 @@ from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, BlockingConnection
 
 _LOST = 1.0
-"""Seconds past its deadline after which a job that owns the connection counts as lost."""
+"""Seconds past its deadline after which a request counts as lost: its thread was interrupted before it could clean up.
+"""
 
 _INTERRUPTED = "the thread that had sent this request was interrupted"
 
@@ -353,3 +357,89 @@ class _Attempt:
         """Set the outcome and wake the threads that wait."""
         self._outcome = outcome
         self._done.release()
+
+
+_FAR = 0.4
+"""The round-trip time, as a share of the timeout, beyond which two round trips may not fit into the timeout."""
+
+_MAX_CONNECTIONS = 128
+"""The most connections. Beyond that, requests share them."""
+
+
+class ConnectionPool:
+    """Decides on one connection, or on several if the server is far away.
+
+    Args:
+        first: the batcher of the first connection.
+        make: makes the batcher of another connection.
+        timeout: seconds for one request.
+    """
+
+    def __init__(self, first: ThreadBatcher, make: Callable[[], ThreadBatcher], timeout: float) -> None:
+        self._first = first
+        self._make = make
+        self._timeout = timeout
+        self._far = timeout * _FAR
+        self._lanes = [first]
+        self._taken: dict[ThreadBatcher, _Use] = {}  # changed only in atomic steps
+
+    def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
+        """See `ThreadBatcher.decide`."""
+        first = self._first
+        if first.round_trip < self._far:  # the usual case
+            return first.decide(request, timeout)
+        return self._decide_far_away(request, timeout)
+
+    @property
+    def answered_at(self) -> float:
+        """When a request was last answered in time, by the monotonic clock."""
+        return max(lane.answered_at for lane in tuple(self._lanes))
+
+    def close(self) -> None:
+        """Close all connections."""
+        for lane in tuple(self._lanes):
+            lane.close()
+
+    def _decide_far_away(self, request: StoreRequest, timeout: float | None) -> Reply:
+        began = time.monotonic()
+        use = _Use(began + (self._timeout if timeout is None else timeout) + _LOST)
+        lane = self._take(use, began)
+        try:
+            return lane.decide(request, timeout)
+        finally:
+            if self._taken.get(lane) is use:
+                self._taken.pop(lane, None)
+
+    def _take(self, use: "_Use", now: float) -> ThreadBatcher:
+        """A lane that no other request uses; a new one if all are in use."""
+        number = 0
+        while True:
+            if number == len(self._lanes):
+                if number >= _MAX_CONNECTIONS:
+                    return self._lanes[hash(use) % _MAX_CONNECTIONS]
+                self._lanes.append(self._make())
+            lane = self._lanes[number]
+            if lane.busy:  # with a batch that began before the server was known to be far away
+                number += 1
+                continue
+            other = self._taken.setdefault(lane, use)
+            if other is not use and other.until < now and self._taken.get(lane) is other:
+                self._taken.pop(lane, None)
+                other = self._taken.setdefault(lane, use)
+            if other is use:
+                if number + 1 == len(self._lanes) < _MAX_CONNECTIONS:
+                    # Keep one spare lane, so that the next request finds it connected.
+                    spare = self._make()
+                    spare.begin_connecting()
+                    self._lanes.append(spare)
+                return lane
+            number += 1
+
+
+class _Use:
+    """The use of a lane by one request. `until` is the monotonic time at which the request counts as lost."""
+
+    __slots__ = ("until",)
+
+    def __init__(self, until: float) -> None:
+        self.until = until
