@@ -179,8 +179,7 @@ def decision_cpu(url: str, number: int) -> Run:
 
 def bare_cpu(url: str, number: int) -> Run:
     """The least that such a decision can be: read a value of the same size, write it, and commit, under the lock."""
-    from ratelimit_mw.stores.shared.file import open_data, open_environment
-    from ratelimit_mw.stores.shared.location import Location
+    from ratelimit_mw.stores.shared.file import Location, open_data, open_environment
     from ratelimit_mw.stores.shared.table import encode
 
     location = Location.parse(url)

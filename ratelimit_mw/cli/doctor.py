@@ -239,7 +239,7 @@ def _file(setup: Setup) -> Iterator[Finding]:
     """Check the file of lmdb://: the owner, and space for it to grow. The file is not created."""
     if kind_of(setup.storage.url).server or not kind_of(setup.storage.url).records:
         return
-    from ratelimit_mw.stores.shared.location import Location
+    from ratelimit_mw.stores.shared.file import Location
 
     location, store = Location.parse(setup.storage.url), open_store(setup.storage)
     try:

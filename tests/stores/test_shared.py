@@ -20,7 +20,7 @@ from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import CounterError, Late, NameTaken, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.stores.shared import file
-from ratelimit_mw.stores.shared.location import Location
+from ratelimit_mw.stores.shared.file import Location
 from ratelimit_mw.stores.shared.store import SharedStore
 from ratelimit_mw.stores.shared.table import Table
 from tests.algorithms.histories import HistoryClock, conversations
@@ -605,7 +605,7 @@ class TestLocation:
             Location.parse(url)
 
     def test_the_domain_names_the_file(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("ratelimit_mw.stores.shared.location._MEMORY", tmp_path)
+        monkeypatch.setattr("ratelimit_mw.stores.shared.file._MEMORY", tmp_path)
         rules = [{"name": "a", "by": "ip", "limit": "2 per year"}]
         with RateLimiter({"domain": "a shop", "storage": {"url": "lmdb://?size=1MB"}, "rules": rules}) as limiter:
             assert limiter.check({"ip": "192.0.2.1"}).remaining == 1
@@ -619,7 +619,7 @@ class TestTheFolderOfAllUsers:
     def folder(self, monkeypatch):
         """Not a `tmp_path`, which only this user can read."""
         with tempfile.TemporaryDirectory() as folder:
-            monkeypatch.setattr("ratelimit_mw.stores.shared.location._MEMORY", Path(folder))
+            monkeypatch.setattr("ratelimit_mw.stores.shared.file._MEMORY", Path(folder))
             Path(folder).chmod(0o1777)
             yield Path(folder)
 

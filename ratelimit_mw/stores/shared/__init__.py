@@ -1,9 +1,9 @@
 """The store for `lmdb://`: counters in a file, exact for all processes of one machine, without a server.
 
-* `location` reads the URL. `file` checks, creates and opens the data file.
+* `file` reads the URL, and checks, creates and opens the data file.
 * `table` decides about counters in the file, in a transaction of LMDB.
-* `handle` is the open file of this process, with the lock that processes and threads share.
-* `store` is the store. `records` keeps overrides and the kill switch in a second file.
+* `store` is the store, with the lock that processes and threads share.
+* `records` keeps overrides and the kill switch in a second file.
 
 No module of the package except these imports `lmdb`, and only a storage URL that begins with lmdb:// loads them.
 """
@@ -27,7 +27,7 @@ def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
         import lmdb  # noqa: F401
     except ImportError as error:
         raise ValueError(f"lmdb:// needs the package lmdb: pip install 'ratelimit_mw[shared]' ({error})") from None
-    from ratelimit_mw.stores.shared.location import Location
+    from ratelimit_mw.stores.shared.file import Location
     from ratelimit_mw.stores.shared.store import SharedStore
 
     return SharedStore(

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.stores.records import Texts, read_from, write_to
-from ratelimit_mw.stores.shared.file import create, names, open_permitted
-from ratelimit_mw.stores.shared.location import Location
+from ratelimit_mw.stores.shared.file import Location, create, names, open_permitted
 
 _PATIENCE = 1.0  # seconds for one call
 _PAUSE = 0.001  # seconds between two attempts to lock the file

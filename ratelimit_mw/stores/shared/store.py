@@ -1,34 +1,263 @@
-"""The store over the data file: it tries the lock, waits for its turn, and gives up after the timeout."""
+"""The store over the data file: it tries the lock, waits for its turn, and gives up after the timeout.
+
+A process has one handle for each file. The lock has two parts: a mutex, because the threads of a process share the
+descriptor and would all get the lock of the kernel, and `flock` on the data file itself. The kernel frees that lock
+when a process ends, however it ends. Neither part is held while a caller waits: a caller tries both, and tries again
+after a pause. A process that was stopped while it held the lock therefore costs a request its timeout and no more.
+"""
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import lmdb
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import CounterError, Late, NameTaken, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.process_local import reset_after_fork
+from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
 from ratelimit_mw.stores.memory import MemoryStore
-from ratelimit_mw.stores.shared.file import check
-from ratelimit_mw.stores.shared.handle import Handle, handle_of
-from ratelimit_mw.stores.shared.location import Location
-from ratelimit_mw.stores.shared.table import Asked, Table, encode
+from ratelimit_mw.stores.shared.file import DataFile, Location, check, names, open_data, open_environment, set_aside
+from ratelimit_mw.stores.shared.table import NO_ROOM, Asked, Table, encode
 
 T = TypeVar("T")
 A = TypeVar("A")
 
 _log = logging.getLogger("ratelimit_mw")
 
+_TRY = LOCK_EX | LOCK_NB
+_CHECK = 1.0  # seconds between two looks at the path
+_ROUNDS = 8  # transactions in which one request may make room
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})  # EIO: LMDB could write a part of a page
+_DAMAGED = (
+    lmdb.CorruptedError,
+    lmdb.InvalidError,
+    lmdb.MapFullError,  # not even counters can be dropped
+    lmdb.MapResizedError,
+    lmdb.PageNotFoundError,
+    lmdb.ProblemError,
+    lmdb.VersionMismatchError,
+)
+_FORK = 1.0  # seconds that a fork waits for the lock
+_MINUTE = 60.0  # seconds between two lines of a log
 
-_MINUTE = 60.0
+
+class Handle:
+    """The data file as this process has it open, with the lock that all processes share.
+
+    Args:
+        location: the file.
+        max_counters: the most counters in it.
+        now: returns the time in microseconds, to tell expired counters if the file is full.
+    """
+
+    _mutex = lazy(lock)
+
+    def __init__(self, location: Location, max_counters: int, now: Callable[[], int]) -> None:
+        self._location = location
+        self._most = max_counters
+        self._now = now
+        self._data: DataFile | None = None
+        self._table: Table | None = None
+        self._check_at = 0.0
+        self._failed = False
+        self._forking: int | None = None
+        reset_after_fork(self)
+
+    def attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
+        """Do `work` in a transaction, under the lock. Returns None at once if another process has the lock.
+
+        It may wait for the mutex, which other threads hold for one transaction at most.
+
+        Args:
+            work: uses the table. It may be called again. It must not return None.
+            asked: its second argument.
+
+        Raises:
+            CounterError: the file or its disk has no room for what `work` writes.
+            PermanentFault: the file cannot be used until it is changed.
+            StoreUnavailable: the file cannot be used now.
+        """
+        with self._mutex:
+            return self._attempt(work, asked)
+
+    def attempt_now(self, work: Callable[[Table, A], T], asked: A) -> T | None:
+        """As `attempt`, but return None if another thread has the mutex. For event loops."""
+        if not self._mutex.acquire(blocking=False):
+            return None
+        try:
+            return self._attempt(work, asked)
+        finally:
+            self._mutex.release()
+
+    def progress(self) -> tuple[int, int]:
+        """What each change of the file changes: the number of its transactions and its time. No lock is needed.
+
+        The time alone is too coarse for short timeouts. The number is unknown (-1) until this process has had the lock.
+        """
+        table, data = self._table, self._data
+        try:
+            # LMDB reads a meta page, which may be missing if the file was truncated.
+            number = -1 if table is None or self._failed else int(table.environment.info()["last_txnid"])
+            return number, 0 if data is None else os.fstat(data.fd).st_mtime_ns
+        except (lmdb.Error, OSError):  # another thread has closed it
+            return -1, 0
+
+    def close(self) -> None:
+        """Close the file. The next attempt opens it again."""
+        table, self._table = self._table, None
+        data, self._data = self._data, None
+        if table is not None:
+            table.environment.close()
+        if data is not None:
+            data.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
+        if time.monotonic() >= self._check_at:
+            self._check()
+        data = self._data
+        if data is None:
+            return None
+        fd = data.fd
+        try:
+            flock(fd, _TRY)
+            if os.lseek(fd, 0, os.SEEK_END) < data.size:  # truncated: LMDB would end the process (SIGBUS)
+                self._failed, self._check_at = True, 0.0
+                return None
+            table = self._table
+            if table is None:
+                table = self._table = Table(open_environment(data, self._location.path), self._most, data.size)
+            done = self._work(table, work, asked)
+            if table.crowded:
+                self._make_room(table, fd)
+            return done
+        except BlockingIOError:
+            return None
+        except (lmdb.Error, OSError) as error:
+            self._failed, self._check_at = True, 0.0  # LMDB may refuse all further transactions
+            if not isinstance(error, _DAMAGED):
+                raise StoreUnavailable(f"{self._location.path}: {error}") from None
+            set_aside(self._location.path, fd, f"is damaged ({error})")
+            return None
+        finally:
+            # This has no effect without the lock. It is the first call here, so that an asynchronous exception, for
+            # example of a signal handler, cannot skip it.
+            try:  # noqa: SIM105  `suppress` would be another call
+                flock(fd, LOCK_UN)
+            except OSError:  # other code has closed the descriptor
+                pass
+
+    def _work(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
+        """Do the work. If there is no room for what it writes, drop counters and do it again."""
+        for _ in range(_ROUNDS):
+            try:
+                with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
+                    return work(table, asked)
+            except lmdb.Error as error:  # if it is full, nothing was written
+                if not isinstance(error, lmdb.MapFullError) and error.code not in _FULL_DISK:
+                    raise
+            table.crowded = False
+            if not self._thin(table):
+                break
+        raise CounterError(NO_ROOM)
+
+    def _make_room(self, table: Table, fd: int) -> None:
+        """Let the file grow, or drop counters in small transactions, until the pages in use are within their bound."""
+        for _ in range(_ROUNDS):
+            if table.grow(fd) or not self._thin(table) or not table.crowded:
+                return
+
+    def _thin(self, table: Table) -> bool:
+        """Drop counters in a transaction of its own. Returns False if the disk has no room even for that."""
+        try:
+            with table.environment.begin(write=True) as table.txn:
+                table.thin(self._now())
+        except lmdb.Error as error:
+            if error.code not in _FULL_DISK:
+                raise
+            return False
+        return True
+
+    def _check(self) -> None:
+        """Open the file, if it is not open, if it has failed, or if its path names another file by now."""
+        path = self._location.path
+        if self._data is not None:
+            if not self._failed:
+                if names(path, self._data.fd):
+                    self._check_at = time.monotonic() + _CHECK
+                    return
+                _log.warning("store %s was deleted or replaced: the counters start from zero", path)
+            self.close()
+        self._failed = False
+        try:
+            self._data = open_data(self._location)
+        except BlockingIOError:  # another process replaces the file
+            return
+        self._check_at = time.monotonic() + _CHECK
+
+    def before_fork(self) -> None:
+        """Take the mutex, so that no thread is within a transaction during the fork.
+
+        After a second, the fork goes on without it: the thread that forks may itself be within a transaction, if a
+        signal handler forks.
+        """
+        if self._mutex.acquire(timeout=_FORK):
+            self._forking = threading.get_ident()
+
+    def after_fork_in_parent(self) -> None:
+        """Release the mutex, if this thread has taken it for the fork."""
+        if self._forking == threading.get_ident():
+            self._forking = None
+            self._mutex.release()
+
+    def after_fork(self) -> None:
+        """Close what the child has inherited. The next attempt opens the file again.
+
+        The inherited descriptor shares the lock of the parent. It is never unlocked here, because that would unlock
+        the parent. It must be closed: if the parent were killed within the lock, the descriptor would keep the lock.
+        LMDB is closed too, because it refuses to open a file twice in a process. It holds no lock of its own.
+        """
+        if self._forking is None and self._table is not None:
+            abandon(self._table)  # a thread that does not exist here was within a transaction
+            self._table = None
+        self._forking, self._check_at = None, 0.0
+        self.close()
+
+
+class _Handles:
+    """The handles of this process, by their files: LMDB must not open a file twice."""
+
+    lock = lazy(lock)
+
+    def __init__(self) -> None:
+        self.by_file: WeakValueDictionary[str, Handle] = WeakValueDictionary()
+
+
+_handles = _Handles()
+
+
+def handle_of(location: Location, max_counters: int, now: Callable[[], int]) -> Handle:
+    """The handle of this process for the file. Stores of the same file share it, with the options of the first."""
+    with _handles.lock:
+        handle = _handles.by_file.get(location.file)
+        if handle is None:
+            handle = _handles.by_file[location.file] = Handle(location, max_counters, now)
+        return handle
 
 
 class SharedStore(Store):

@@ -29,7 +29,7 @@ from ratelimit_mw.stores.counters import (
     first_unexpired,
     stamp,
 )
-from ratelimit_mw.stores.shared.location import FREE
+from ratelimit_mw.stores.shared.file import FREE
 
 if TYPE_CHECKING:
     Transaction = lmdb.Transaction[bytes]
