@@ -22,7 +22,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
-from ratelimit_mw.reload.override_list import OverrideList
+from ratelimit_mw.reload.controls import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules, unknown_domain

@@ -10,8 +10,7 @@ from ratelimit_mw.http.answers import DenialResponse
 from ratelimit_mw.http.handle import AsyncHandle, BlockingHandle, Enforced
 from ratelimit_mw.http.limits_in_code import LimitOptions
 from ratelimit_mw.model import Ask, ListsDecision, ListStatus, Outcome, Quota, Reply
-from ratelimit_mw.reload.controls import Override, Setting
-from ratelimit_mw.reload.override_list import OverrideList
+from ratelimit_mw.reload.controls import Override, OverrideList, Setting
 from ratelimit_mw.reload.watcher import State
 from ratelimit_mw.rules.inline import ByName
 from ratelimit_mw.snapshots import Distribution, HitsSnapshot, RuleSnapshot, Snapshot

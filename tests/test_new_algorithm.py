@@ -305,7 +305,7 @@ KNOWN = {
     "config/words/limit.py": "the default of a rule",
     "envoy/tree.py": "what descriptors are counted by",
     "rules/preflights.py": "what preflights are counted by",
-    "operations/page/visits.py": "a limit of the page itself",
+    "operations/page/__init__.py": "a limit of the page itself",
     "cli/doctor.py": "the counter with which it tries the store",
     "decision/verdict.py": "the limit of a service, which does not say how it counts",
 }

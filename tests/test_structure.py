@@ -38,7 +38,6 @@ SHORT = {
     "http/__init__.py": "a package's docstring",
     "identity/__init__.py": "the kinds of requests that users import",
     "operations/__init__.py": "a package's docstring",
-    "operations/page/__init__.py": "the name that users import",
     "reload/__init__.py": "a package's docstring",
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",

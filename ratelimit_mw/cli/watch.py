@@ -15,8 +15,7 @@ from ratelimit_mw.cli.common import bars, console_of, fail, open_limiter, say_js
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.wording import printable
-from ratelimit_mw.operations.board import Viewer
-from ratelimit_mw.operations.state import LiveState
+from ratelimit_mw.operations.live import LiveState, Viewer
 from ratelimit_mw.stores import STORES
 
 _EVERY = 1.0

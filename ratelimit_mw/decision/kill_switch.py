@@ -10,8 +10,7 @@ from dataclasses import replace
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.model import SECOND, Charge
-from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, key_of
-from ratelimit_mw.reload.override_list import in_seconds
+from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, in_seconds, key_of
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.stores.records import Records

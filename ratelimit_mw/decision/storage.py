@@ -24,7 +24,7 @@ from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.logs import LineLimit
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
-from ratelimit_mw.reload.server_files import starting
+from ratelimit_mw.reload.source import starting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_domain, with_leases_and_shards

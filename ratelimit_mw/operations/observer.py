@@ -9,8 +9,7 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND, SENT, Rule
-from ratelimit_mw.operations.activity import MOST_LIMITED, NO_COUNTS, Activity, LimitedClient, Recorder
-from ratelimit_mw.operations.report_codec import ProcessReport
+from ratelimit_mw.operations.activity import MOST_LIMITED, NO_COUNTS, Activity, LimitedClient, ProcessReport, Recorder
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
 

@@ -14,9 +14,7 @@ from ratelimit_mw.config.load import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls, Setting
-from ratelimit_mw.reload.loader import Loader
-from ratelimit_mw.reload.server_files import Kept
-from ratelimit_mw.reload.source import LONGEST
+from ratelimit_mw.reload.source import LONGEST, Kept, Loader
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.records import MemoryRecords, Records

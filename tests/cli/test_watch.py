@@ -15,10 +15,9 @@ from rich.console import Console
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.cli.watch import _show_each_second, frame
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.operations.activity import Activity, LimitedClient
-from ratelimit_mw.operations.board import Board
+from ratelimit_mw.operations.activity import Activity, LimitedClient, ProcessReport, encode_report
 from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.report_codec import ProcessReport, encode_report
+from ratelimit_mw.operations.sharing import Board
 from tests.cli.conftest import app_limiter
 from tests.operations.test_sharing import other_process
 from tests.support.apps import ROOT

@@ -15,13 +15,14 @@ from ratelimit_mw.operations.activity import (
     STEPS,
     Activity,
     LimitedClient,
+    ProcessReport,
     Recorder,
     RuleActivity,
+    decode_report,
+    encode_report,
     together,
 )
-from ratelimit_mw.operations.live import Live
-from ratelimit_mw.operations.report_codec import ProcessReport, decode_report, encode_report
-from ratelimit_mw.operations.state import Outline, StoreState, state_of
+from ratelimit_mw.operations.live import Live, Outline, StoreState, state_of
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}

@@ -5,8 +5,7 @@ import base64
 import pytest
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.operations.page import Page
-from ratelimit_mw.operations.page.visits import PageAccess
+from ratelimit_mw.operations.page import Page, PageAccess
 from tests.operations.visiting import BEARER, EACH_SHELL, TOKEN, WRONG, page_of
 from tests.shells.asking import START, limiter
 

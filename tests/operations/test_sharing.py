@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.operations.board import PLACES, Board
 from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.sharing import PLACES, Board
 from ratelimit_mw.stores.shared.records import FileBoard
 from tests.support.apps import ROOT
 from tests.support.patience import at_most, eventually

@@ -11,8 +11,7 @@ from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.load import Document, load_documents, load_rules
 from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
-from ratelimit_mw.reload.loader import open_source
-from ratelimit_mw.reload.source import FilesSource
+from ratelimit_mw.reload.source import FilesSource, open_source
 from ratelimit_mw.stores import STORES, open_records
 from tests.rules.corpus import request
 from tests.rules.living import limit_of, text

@@ -91,7 +91,7 @@ class FileRecords:
 
 
 class FileBoard:
-    """The reports of the processes that use a data file, each in a file of its own. See `operations.board.Board`.
+    """The reports of the processes that use a data file, each in a file of its own. See `operations.sharing.Board`.
 
     Args:
         url: an lmdb:// URL.
