@@ -5,18 +5,15 @@ app of the same kind.
 """
 
 import asyncio
-from collections.abc import Iterable
-from functools import partial
 from typing import Any
-from wsgiref.types import StartResponse, WSGIApplication
+from wsgiref.types import WSGIApplication
 
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import without_max_wait
-from ratelimit_mw.deferral.service import DeferralPage, deferrals_of
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.deferral.stored_request import HEADER, of_asgi, of_wsgi
-from ratelimit_mw.http.answers import phrase
-from ratelimit_mw.http.responses import App, Message, Receive, Send
+from ratelimit_mw.http.responses import App, ReadyResponse, Receive
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
@@ -62,10 +59,10 @@ class AsgiDeferral(_Deferral):
         if token is None:
             verdict = await self._engine.adecide(request, rules=rules)
             page = await self._page(verdict, request, rules, receive)
-            return verdict, app if page is None else partial(_respond_asgi, page)
+            return verdict, app if page is None else page.asgi
         found = await asyncio.to_thread(self._service.replay, token, rules)
-        if isinstance(found, DeferralPage):
-            return _UNDECIDED, partial(_respond_asgi, found)
+        if isinstance(found, ReadyResponse):
+            return _UNDECIDED, found.asgi
         scope["client"] = (found.peer, 0) if found.peer else None
         scope["scheme"] = found.scheme
         scope["headers"] = [line for line in scope["headers"] if line[0].lower() != _HEADER]
@@ -74,11 +71,11 @@ class AsgiDeferral(_Deferral):
             await rules.attributes.resolve(request)
         verdict = await self._engine.aexecute(self._plan(request, rules), rules)
         refused = self._service.refused_replay(verdict)
-        return verdict, app if refused is None else partial(_respond_asgi, refused)
+        return verdict, app if refused is None else refused.asgi
 
     async def _page(
         self, verdict: Verdict, request: AsgiRequest, rules: Rules, receive: Receive
-    ) -> DeferralPage | None:
+    ) -> ReadyResponse | None:
         service = self._service
         if verdict.allowed:
             asked = service.status_asked(request, rules)
@@ -90,13 +87,6 @@ class AsgiDeferral(_Deferral):
         stored = of_asgi(request, rules.defer.headers)
         root = request.context.get("root_path") or ""
         return await asyncio.to_thread(service.put, verdict, rules, stored, body, lane=lane, root=root)
-
-
-async def _respond_asgi(page: DeferralPage, scope: Message, _receive: Receive, send: Send) -> None:
-    """Respond with a page. An ASGI app, with its page."""
-    headers = [(name.lower().encode(), value.encode()) for name, value in page.headers]
-    await send({"type": "http.response.start", "status": page.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else page.body})
 
 
 async def _body(receive: Receive, most: int) -> bytes | None:
@@ -127,19 +117,19 @@ class WsgiDeferral(_Deferral):
         if token is None:
             verdict = self._engine.decide_in_turn(request, rules=rules)
             page = self._page(verdict, request, rules)
-            return verdict, app if page is None else partial(_respond_wsgi, page)
+            return verdict, app if page is None else page.wsgi
         found = self._service.replay(token, rules)
-        if isinstance(found, DeferralPage):
-            return _UNDECIDED, partial(_respond_wsgi, found)
+        if isinstance(found, ReadyResponse):
+            return _UNDECIDED, found.wsgi
         environ["REMOTE_ADDR"] = found.peer or ""
         environ["wsgi.url_scheme"] = found.scheme
         environ.pop(_WSGI_HEADER, None)
         found.restore(request)
         verdict = self._engine.execute(self._plan(request, rules), rules)
         refused = self._service.refused_replay(verdict)
-        return verdict, app if refused is None else partial(_respond_wsgi, refused)
+        return verdict, app if refused is None else refused.wsgi
 
-    def _page(self, verdict: Verdict, request: WsgiRequest, rules: Rules) -> DeferralPage | None:
+    def _page(self, verdict: Verdict, request: WsgiRequest, rules: Rules) -> ReadyResponse | None:
         service, environ = self._service, request.context
         if verdict.allowed:
             asked = service.status_asked(request, rules)
@@ -152,12 +142,6 @@ class WsgiDeferral(_Deferral):
         stored = of_wsgi(request, rules.defer.headers)
         root = environ.get("SCRIPT_NAME") or ""
         return service.put(verdict, rules, stored, body, lane=lane, root=root)
-
-
-def _respond_wsgi(page: DeferralPage, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-    """Respond with a page. A WSGI app, with its page."""
-    start_response(f"{page.status} {phrase(page.status)}", list(page.headers))
-    return [b"" if environ["REQUEST_METHOD"] == "HEAD" else page.body]
 
 
 def _wsgi_body(environ: dict[str, Any], length: str | None, most: int) -> bytes | None:

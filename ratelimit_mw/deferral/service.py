@@ -5,12 +5,13 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.deferral.stored_request import HEADER, DeferredStatus, StoredRequest, Tokens, random_id, unpacked
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
+from ratelimit_mw.http.responses import ReadyResponse
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
@@ -37,18 +38,10 @@ _MESSAGES = {
 }
 
 
-class DeferralPage(NamedTuple):
-    """A response of the middleware, in place of the app's response."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
-
-
-def _page(status: int, fields: str | Mapping[str, object], *headers: tuple[str, str]) -> DeferralPage:
+def _page(status: int, fields: str | Mapping[str, object], *headers: tuple[str, str]) -> ReadyResponse:
     """Return a page. `fields` are its JSON, or its message alone."""
     body = json.dumps({"message": fields} if isinstance(fields, str) else fields).encode()
-    return DeferralPage(status, (*_ALWAYS, ("Content-Length", str(len(body))), *headers), body)
+    return ReadyResponse(status, (*_ALWAYS, *headers), body)
 
 
 UNKNOWN = _page(404, "unknown or expired request")
@@ -63,18 +56,18 @@ _SOON = 1.0  # seconds until a request is tried again if the app or the store is
 _BLOCKED = 300.0  # and if an operator has blocked the client
 
 
-def later_page(seconds: float = _SOON) -> DeferralPage:
+def later_page(seconds: float = _SOON) -> ReadyResponse:
     """Return the response to a replay that must be repeated after this time. Nothing was done."""
     return _page(503, "the app does not take the request now", (HEADER, f"{seconds:.6f}"))
 
 
-def accepted_page(location: str, wait: int) -> DeferralPage:
+def accepted_page(location: str, wait: int) -> ReadyResponse:
     """Return the response to a deferred request: its status page is at `location`; ask again in `wait` seconds."""
     fields = {"state": "queued", "message": _MESSAGES["queued"], "location": location}
     return _page(202, fields, ("Location", location), ("Retry-After", str(wait)))
 
 
-def status_page(status: DeferredStatus) -> DeferralPage:
+def status_page(status: DeferredStatus) -> ReadyResponse:
     """Return the status page of a request."""
     fields: dict[str, Any] = {"state": status.state, "message": _MESSAGES.get(status.state, "")}
     if status.reason:
@@ -123,12 +116,12 @@ class DeferralService:
             message = f"on_limit: defer ({names}) needs a queue that outlives this process and that workers can reach"
             raise ConfigurationError([Problem(message, hint=f"set storage.url to a Redis; it is {scheme}:// now")])
 
-    def status_asked(self, request: Request, rules: Rules) -> Callable[[], DeferralPage] | None:
+    def status_asked(self, request: Request, rules: Rules) -> Callable[[], ReadyResponse] | None:
         """Return what makes the status page that a request asks for. None if it asks for none."""
         folder, _, name = request.path.rpartition("/")
         return partial(self._status, request.method, name, rules) if folder == rules.defer.path else None
 
-    def _status(self, method: str, name: str, rules: Rules) -> DeferralPage:
+    def _status(self, method: str, name: str, rules: Rules) -> ReadyResponse:
         if method not in ("GET", "HEAD"):
             return NOT_ALLOWED
         try:
@@ -141,14 +134,14 @@ class DeferralService:
         """Return the id and the ticket that a worker has sent with a replay. None for any other request."""
         return self.tokens(rules).read(request.header(HEADER))
 
-    def replay(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
+    def replay(self, token: tuple[str, str], rules: Rules) -> ReadyResponse | StoredRequest:
         """Return the stored request of a replay, which is to be decided, or the page that answers the worker."""
         found = self._stored(token, rules)
-        if isinstance(found, DeferralPage):
+        if isinstance(found, ReadyResponse):
             self._tally.deferred(None, "returned")
         return found
 
-    def _stored(self, token: tuple[str, str], rules: Rules) -> DeferralPage | StoredRequest:
+    def _stored(self, token: tuple[str, str], rules: Rules) -> ReadyResponse | StoredRequest:
         if self._load(rules) >= rules.defer.below:
             return later_page()
         try:
@@ -160,7 +153,7 @@ class DeferralService:
         except ValueError:  # the stored request is unreadable
             return STALE
 
-    def refused_replay(self, verdict: Verdict) -> DeferralPage | None:
+    def refused_replay(self, verdict: Verdict) -> ReadyResponse | None:
         """Return the page that answers the worker if the limits deny the replay. None if the app must get it."""
         self._tally.deferred(None, "replayed" if verdict.allowed else "returned")
         if verdict.allowed:
@@ -188,7 +181,7 @@ class DeferralService:
 
     def put(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
-    ) -> DeferralPage | None:
+    ) -> ReadyResponse | None:
         """Queue a request and return the page that says so, or None if the request must be refused.
 
         A request is refused if it cannot be replayed unchanged, or if the queue is full or unavailable. Requests of
@@ -200,7 +193,7 @@ class DeferralService:
 
     def _queued(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
-    ) -> DeferralPage | None:
+    ) -> ReadyResponse | None:
         if time.monotonic() < self._unavailable_until or not stored.replayable():
             return None
         name = random_id()

@@ -1,16 +1,18 @@
 """Tracks the responses of apps under ASGI and WSGI, to settle the accounts of a request when its response ends.
 
-For ASGI there are also the handlers of the lifespan and the check that asyncio runs the app.
+For ASGI there are also the handlers of the lifespan and the check that asyncio runs the app. Responses of this package
+that are no denials are a `ReadyResponse`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.http.answers import phrase
 from ratelimit_mw.http.handle import BlockingHandle, RequestHandle
 from ratelimit_mw.limiter import RateLimiter
 
@@ -24,6 +26,28 @@ _BODIES = frozenset({"http.response.body", "http.response.zerocopysend"})
 _ACCEPTED = 101  # the status of a WebSocket that the app accepts
 _REJECTED = 403  # the status of a WebSocket that the app closes before it accepts it
 _FAILED = 500  # the status that the server sends if the app raises or sends no response
+
+
+class ReadyResponse(NamedTuple):
+    """A response of this package that is no denial. `asgi` is an ASGI app that sends it, and `wsgi` a WSGI app."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+    async def asgi(self, scope: MutableMapping[str, Any], _receive: Receive, send: Send) -> None:
+        """Send it under ASGI. The response to HEAD has no body."""
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in self._all_headers()]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else self.body})
+
+    def wsgi(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Send it under WSGI. The response to HEAD has no body."""
+        start_response(f"{self.status} {phrase(self.status)}", self._all_headers())
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else self.body]
+
+    def _all_headers(self) -> list[tuple[str, str]]:
+        return [*self.headers, ("Content-Length", str(len(self.body)))]
 
 
 class AsgiResponseTracker:

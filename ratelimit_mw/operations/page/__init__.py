@@ -6,16 +6,15 @@ import hmac
 import json
 import secrets
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cache, cached_property
 from importlib import resources
 from inspect import iscoroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from wsgiref.types import StartResponse
 
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.http.answers import phrase
-from ratelimit_mw.http.responses import Message, Receive, Send, asyncio_runs
+from ratelimit_mw.http.responses import Message, ReadyResponse, Receive, Send, asyncio_runs
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from ratelimit_mw.telemetry.prometheus import Exposition
 
 __all__ = ["Page"]
-
-
-class PageAnswer(NamedTuple):
-    """A response. `headers` has only the headers of this response, not those that all responses share."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
 
 
 class Visit:
@@ -78,30 +69,9 @@ def wsgi_visit(environ: dict[str, Any]) -> Visit:
     return Visit(WsgiRequest(environ), environ.get("PATH_INFO") or "")
 
 
-def text_answer(status: int, text: str, *headers: tuple[str, str]) -> PageAnswer:
+def text_answer(status: int, text: str, *headers: tuple[str, str]) -> ReadyResponse:
     """Return an answer that is one sentence."""
-    return PageAnswer(status, [("Content-Type", "text/plain; charset=utf-8"), *headers], f"{text}\n".encode())
-
-
-async def send_asgi(answer: PageAnswer, common: Mapping[str, str], method: str, send: Send) -> None:
-    """Send an answer under ASGI, with the headers that all answers have."""
-    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in _headers(answer, common)]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else answer.body})
-
-
-def send_wsgi(
-    answer: PageAnswer, common: Mapping[str, str], method: str, start_response: StartResponse
-) -> Iterable[bytes]:
-    """Send an answer under WSGI, with the headers that all answers have."""
-    start_response(f"{answer.status} {phrase(answer.status)}", _headers(answer, common))
-    return [b"" if method == "HEAD" else answer.body]
-
-
-def _headers(answer: PageAnswer, common: Mapping[str, str]) -> list[tuple[str, str]]:
-    own = {name for name, _ in answer.headers}
-    defaults = [(name, value) for name, value in common.items() if name not in own]
-    return [*answer.headers, *defaults, ("Content-Length", str(len(answer.body)))]
+    return ReadyResponse(status, [("Content-Type", "text/plain; charset=utf-8"), *headers], f"{text}\n".encode())
 
 
 SHORTEST = 16
@@ -129,7 +99,7 @@ class PageAccess:
         self._token = _hash(token)
         self._store = MemoryStore(max_counters=_MAX_COUNTERS, clock=clock or SystemClock())
 
-    def refusal(self, address: str, token: str | None) -> PageAnswer | None:
+    def refusal(self, address: str, token: str | None) -> ReadyResponse | None:
         """Return the answer to a visitor whose token is not right. None if it is.
 
         Args:
@@ -239,7 +209,7 @@ class Page:
             answer = self._answer(visit, (await admits if isinstance(admits, Awaitable) else admits) is True)
             if answer is None:  # under trio only a limiter in memory works, which waits for no store
                 answer = await asyncio.to_thread(self._data, visit) if asyncio_runs() else self._data(visit)
-            await send_asgi(answer, _SECURITY_HEADERS, visit.method, send)
+            await _secured(answer).asgi(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})  # before it is accepted, so the server answers 403
@@ -260,7 +230,7 @@ class Page:
             admits.close()
             raise TypeError("the guard of the live page is an async function, which WSGI cannot await")
         answer = self._answer(visit, admits is True) or self._data(visit)
-        return send_wsgi(answer, _SECURITY_HEADERS, visit.method, start_response)
+        return _secured(answer).wsgi(environ, start_response)
 
     def close(self) -> None:
         """Stop sending what this process knows to other processes. The limiter stays open."""
@@ -275,7 +245,7 @@ class Page:
                 self.close()
                 return
 
-    def _answer(self, visit: Visit, admitted: bool) -> PageAnswer | None:
+    def _answer(self, visit: Visit, admitted: bool) -> ReadyResponse | None:
         """Answer a request. None if the answer is `_data`. The guard comes first, so that others learn nothing."""
         if not admitted:
             return text_answer(403, "You may not see this page.")
@@ -291,14 +261,14 @@ class Page:
         address = self._limiter.rules.attributes.client_address.network(visit.request)
         return UNKNOWN_ADDRESS if address is None else address
 
-    def _data(self, visit: Visit) -> PageAnswer:
+    def _data(self, visit: Visit) -> ReadyResponse:
         """Return the data of the page, or the metrics. May wait for the store."""
         if visit.path == "/metrics":
             return self._metrics()
         body = json.dumps(self._live.state(), separators=(",", ":"))
-        return PageAnswer(200, [("Content-Type", "application/json")], body.encode())
+        return ReadyResponse(200, [("Content-Type", "application/json")], body.encode())
 
-    def _metrics(self) -> PageAnswer:
+    def _metrics(self) -> ReadyResponse:
         """Return the metrics, as Prometheus reads them."""
         try:
             exposition = self._exposition
@@ -307,7 +277,7 @@ class Page:
         text = exposition.text()
         if not text:  # PROMETHEUS_MULTIPROC_DIR is set
             return text_answer(501, "The processes export no metrics: call ratelimit_mw.telemetry.prometheus.export.")
-        return PageAnswer(200, [("Content-Type", exposition.content_type)], text)
+        return ReadyResponse(200, [("Content-Type", exposition.content_type)], text)
 
     @cached_property
     def _exposition(self) -> "Exposition":
@@ -316,13 +286,18 @@ class Page:
         return Exposition(self._limiter)
 
 
-def _page() -> PageAnswer:
+def _secured(answer: ReadyResponse) -> ReadyResponse:
+    """Add the headers of all answers that this one does not have."""
+    return answer._replace(headers=[*{**_SECURITY_HEADERS, **dict(answer.headers)}.items()])
+
+
+def _page() -> ReadyResponse:
     """Return the page. It has no data: its script fetches them. Each answer has a nonce of its own."""
     nonce = secrets.token_urlsafe(16)
     html = _text("page.html").replace("{{nonce}}", nonce)
     html = html.replace("{{style}}", _text("page.css")).replace("{{script}}", _text("page.js"))
     headers = [("Content-Type", "text/html; charset=utf-8"), ("Content-Security-Policy", _POLICY.format(nonce))]
-    return PageAnswer(200, headers, html.encode())
+    return ReadyResponse(200, headers, html.encode())
 
 
 @cache
