@@ -26,8 +26,8 @@ from ratelimit_mw.cli.common import (
     say_json,
     say_table,
 )
+from ratelimit_mw.deferral.queue import DeferredStatus
 from ratelimit_mw.deferral.service import deferrals_of
-from ratelimit_mw.deferral.stored_request import DeferredStatus
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 

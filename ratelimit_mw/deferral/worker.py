@@ -11,16 +11,16 @@ from typing import NamedTuple, TypeVar
 
 import httpx
 
-from ratelimit_mw.deferral.queue import Queue
-from ratelimit_mw.deferral.service import deferrals_of
-from ratelimit_mw.deferral.stored_request import (
+from ratelimit_mw.deferral.queue import (
     HEADER,
+    Queue,
     QueuedRequest,
     QueueEntry,
     StoredRequest,
     replay_header,
     unpacked,
 )
+from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND

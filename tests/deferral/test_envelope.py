@@ -1,7 +1,7 @@
 import httpx
 import pytest
 
-from ratelimit_mw.deferral.stored_request import Tokens, of_asgi, of_wsgi, random_id, replay_header, unpacked
+from ratelimit_mw.deferral.queue import Tokens, of_asgi, of_wsgi, random_id, replay_header, unpacked
 from ratelimit_mw.deferral.worker import _request
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest

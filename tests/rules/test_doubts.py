@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.deferral.stored_request import of_asgi, unpacked
+from ratelimit_mw.deferral.queue import of_asgi, unpacked
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.http_request import WsgiRequest
 from tests.identity.requests import asgi, environ, wsgi
