@@ -18,6 +18,7 @@ from ratelimit_mw.config.words.selection import (
 )
 from ratelimit_mw.config.words.storage import OBSERVE, RELOAD, STORAGE
 from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES
+from ratelimit_mw.stores import STORES
 
 DOMAIN = kinds.name("domain", "The first part of every counter's key.")
 
@@ -73,6 +74,10 @@ def key_hint(key: str, section: str) -> str:
     return next((f"it is a key of {name}" for name, known in sections.items() if key in known.words), "")
 
 
+_SCHEMES = "|".join(scheme for scheme, kind in STORES.items() if kind.decides)
+_SERVICE = {"required": ["url"], "properties": {"url": {"pattern": rf"^(({_SCHEMES})://|\$\{{)"}}}
+"""The schema of the storage of a file without rules: a service, or a variable that may name one."""
+
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -81,4 +86,5 @@ def json_schema() -> dict[str, Any]:
     sections: dict[str, Any] = {}
     FILE.as_schema(sections)
     file = sections.pop(FILE.title)
+    file["anyOf"].append({"required": ["storage"], "properties": {"storage": _SERVICE}})
     return {"$schema": DIALECT, "title": "ratelimit_mw rules", **file, "$defs": sections}

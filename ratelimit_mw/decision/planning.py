@@ -48,11 +48,12 @@ class Plan:
     Args:
         charges: The counters.
         direct: Whether the store may be asked in one step. It is not asked so if there is a shadow rule.
+        plain: Whether the outcomes are those of the asks.
     """
 
     __slots__ = ("asks", "charges", "direct", "passes", "plain", "taker")
 
-    def __init__(self, charges: Sequence[Charge], direct: bool = False) -> None:
+    def __init__(self, charges: Sequence[Charge], direct: bool = False, plain: bool = True) -> None:
         self.charges = charges
         self.passes: Passes | None = None
         self.taker: Taker | None = None
@@ -64,8 +65,8 @@ class Plan:
             self.asks = (charges[0][1],)
         else:
             self.asks = tuple([ask for _, ask in charges])
-        self.plain = True
-        """Whether no limit has a spare part."""
+        self.plain = plain
+        """Whether the outcomes are those of the asks, and no limit has a spare part."""
         self.direct = direct and bool(self.asks)
         """Whether the plan is executed in one step."""
         for ask in self.asks:
@@ -83,10 +84,6 @@ class ServicePlan(Plan):
     """The plan of a request on which a service decides."""
 
     __slots__ = ()
-
-    def __init__(self, charges: Sequence[Charge], direct: bool = False) -> None:
-        super().__init__(charges, direct)
-        self.plain = False
 
     def concluded(self, reply: Any) -> Verdict:
         """See `Plan`."""
@@ -184,7 +181,8 @@ class Planner:
         if rules.elastic and charges and charges is not BLOCKED:
             charges = self.meter(rules).stretched(charges)
         # A clock that is moved by hand renews concurrent places in a step of its own.
-        return (Plan if rules.asking is None else ServicePlan)(charges, direct=not (rules.holding and self._clock))
+        direct = not (rules.holding and self._clock)
+        return Plan(charges, direct) if rules.asking is None else ServicePlan(charges, direct, plain=False)
 
     def admit(
         self,

@@ -10,6 +10,7 @@ are decoded by the codec `unicode_escape`: `%41` is written as `\x41`, and `\101
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from urllib.parse import unquote
 
@@ -28,6 +29,7 @@ They are lone surrogates, which no decoded text has.
 TOO_MANY: Values = (SHARED, BY_ADDRESS)
 """The values behind a name that has too many. Both satisfy every condition on the name."""
 
+_MOST_KEPT = 256  # characters in Host lines whose names are kept, so that clients cannot fill the memory
 MOST_VALUES = 4
 MOST_LINES = 32
 """Header lines, cookies or parameters of one name, also if they are equal."""
@@ -96,10 +98,17 @@ def host_values(lines: Sequence[str] | None) -> Values:
 
     A malformed line is a name of its own, too: parsers disagree about it, so no exemption may hold for it.
     """
-    if lines is None or sum(map(len, lines)) > _MOST_TEXT:
+    if lines is None or (size := sum(map(len, lines))) > _MOST_TEXT:
         return TOO_MANY
+    return _kept_names(*lines) if size <= _MOST_KEPT else _names(*lines)
+
+
+def _names(*lines: str) -> Values:
     names = ((line.strip().lower(), host_name(line) or "") for line in lines)
     return _collected((name,) if _HOST.fullmatch(text) else (name, text) for text, name in names)
+
+
+_kept_names = lru_cache(maxsize=1024)(_names)  # a site has few names
 
 
 class Cookie:

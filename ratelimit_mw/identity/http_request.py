@@ -5,7 +5,7 @@ The first requests also show mistakes in the setup, such as an untrusted proxy.
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -53,22 +53,23 @@ class AsgiRequest(Request):
 
     def header_lines(self, name: str) -> list[str]:
         """Return the last `MOST_LINES` lines of a header, in order. The server may pass its name in any case."""
-        return self._lines(self._joined_names().lower(), name.encode("latin-1", "replace"))[-MOST_LINES:]
+        return self._lines(self._joined_names().lower(), _line(name))[-MOST_LINES:]
 
     def field_lines(self, name: str) -> list[str] | None:
         """Return every line behind a name, as `X_User` for `x-user`. See `Request`."""
-        lines = self._lines(self._joined_names().translate(_FOLD), name.encode("latin-1", "replace").translate(_FOLD))
+        lines = self._lines(self._joined_names().translate(_FOLD), _line(name).translate(_FOLD))
         if not lines and name == "host":
             server = self.context.get("server")
             return [server[0]] if server and server[0] else []
         return lines if len(lines) <= MOST_LINES else None
 
-    def _lines(self, names: bytes, name: bytes) -> list[str]:
-        """Return the last lines of this name, in order, and at most one more than `MOST_LINES`.
+    def _lines(self, names: bytes, needle: bytes) -> list[str]:
+        """Return the last lines of a name, in order, and at most one more than `MOST_LINES`. See `_line`.
 
         `names` are the names of all lines. They are searched as one text, because a server accepts thousands of lines.
         """
-        needle, headers, lines = b"\n%b\n" % name, self.context.get("headers") or (), list[str]()
+        headers = self.context.get("headers") or ()
+        lines: list[str] = []
         end, index = len(names), len(headers) + 1
         while (place := names.rfind(needle, 0, end)) >= 0 and len(lines) <= MOST_LINES:
             index -= names.count(b"\n", place, end)
@@ -94,6 +95,12 @@ class AsgiRequest(Request):
         """The query string, decoded as latin-1."""
         query: bytes = self.context.get("query_string") or b""
         return query.decode("latin-1")
+
+
+@lru_cache(maxsize=1024)  # the names in the rules
+def _line(name: str) -> bytes:
+    """Return a name as it stands among joined names."""
+    return b"\n%b\n" % name.encode("latin-1", "replace")
 
 
 def asgi_told(scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest) -> Told:

@@ -5,11 +5,11 @@ values are hashed with `client.secret`.
 """
 
 import json
-from collections.abc import Iterator, Sized
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from ratelimit_mw.algorithms import NOTHING
-from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import EntriesRequest, MappingRequest, Request
 from ratelimit_mw.model import Ask, Charge, Rule
@@ -45,13 +45,15 @@ class AskingRules(RuleSet):
         attributes.reader("ip")  # so that `attributes` knows of its use
         self._readers: list[tuple[str, Reader]] = [(name, attributes.reader(name)) for name in ("path", "host", *own)]
         names = ("remote_address", "method", "path", "host", *own)
-        self.asking = self._question("attributes", dict.fromkeys(names, "127.0.0.1"))
+        self._end = f'"domain":{quoted(self.domain)}}}'
+        self.asking = self._question(dict.fromkeys(names, '"127.0.0.1"'))
         """The question that tries the service: it has all attributes that requests have."""
 
     def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
         """Return the charge whose ask is the question about a request, or none if the request is exempt."""
         if type(request) is EntriesRequest:
-            return (self._charge(self._question("entries", request.entries), cost),)
+            question = _write({"entries": request.entries, "domain": self.domain})
+            return (self._charge(question, cost),)
         charges = self._asked(request, self._select(request), cost)
         if request.several:
             return self._in_each(request, lambda view, agreed: self._asked(view, self._select(view, agreed), cost))
@@ -61,37 +63,44 @@ class AskingRules(RuleSet):
         free = selection[2]
         if free is not None:
             return BLOCKED if free == REFUSED else ()
-        return (self._charge(self._question("attributes", dict(self._told(request))), cost),)
+        return (self._charge(self._question(self._told(request)), cost),)
 
     def _charge(self, question: str, cost: int) -> Charge:
         return Charge(self._rule, Ask(f"{self.key}:{ASKED}:{question}", NOTHING, cost))
 
-    def _question(self, kind: str, told: Sized) -> str:
+    def _question(self, told: dict[str, str]) -> str:
+        """The question with these attributes, whose values are JSON."""
         if len(told) > MOST_TOLD:
-            raise ValueError(f"a service is told at most {MOST_TOLD} {kind}")
-        return _write({kind: told, "domain": self.domain})
+            raise ValueError(f"a service is told at most {MOST_TOLD} attributes")
+        attributes = ",".join([f"{quoted(name)}:{value}" for name, value in told.items()])
+        return f'{{"attributes":{{{attributes}}},{self._end}'
 
-    def _told(self, request: Request) -> Iterator[tuple[str, str]]:
-        """Yield the attributes of a request that the service is told."""
-        attributes = self.attributes
-        address = attributes.address(request)
+    def _told(self, request: Request) -> dict[str, str]:
+        """The JSON of each attribute of a request that the service is told."""
+        told: dict[str, str] = {}
+        address = self.attributes.address(request)
         if address is not None:
-            yield "remote_address", address
+            told["remote_address"] = quoted(address)
         if request.method:
-            yield "method", _sent("method", request.method, address, attributes)
+            told["method"] = _plain(request.method)
         for name, read in self._readers:
             value = request.path if name == "path" and request.context is not None else read(request)
             if value is not None:
-                yield name, _sent(name, value, address, attributes)
+                told[name] = _plain(value) if name in _PLAIN else self._hashed(name, value, address)
         if request.method == "OPTIONS" and request.context is not None:
             for name in _PREFLIGHT:
                 lines = request.header_lines(name)
                 if len(lines) == 1:
-                    yield f"header:{name}", _cut(lines[0])
+                    told[f"header:{name}"] = _plain(lines[0])
         elif isinstance(request, MappingRequest):
             for name, value in (*request.values.items(), *request.raw.items()):
                 if value and name != "ip" and not name.startswith("("):
-                    yield name, _sent(name, value, address, attributes)
+                    plain = name in _PLAIN or name.startswith("path:")
+                    told[name] = _plain(value) if plain else self._hashed(name, value, address)
+        return told
+
+    def _hashed(self, name: str, value: str, address: str | None) -> str:
+        return quoted(self.attributes.digest_of(name)(f"ip={address}" if value == BY_ADDRESS else value))
 
 
 def client_of(key: str) -> str:
@@ -102,11 +111,9 @@ def client_of(key: str) -> str:
     return f"{stem}{{{'+'.join(f'{name}={value}' for name, value in named if value)}}}"
 
 
-def _sent(name: str, value: str, address: str | None, attributes: Attributes) -> str:
-    """Return a value as the service is sent it: plain if rules match it, otherwise hashed."""
-    if name in _PLAIN or name.startswith("path:"):
-        return _cut(value)
-    return attributes.digest_of(name)(f"ip={address}" if value == BY_ADDRESS else value)
+def _plain(value: str) -> str:
+    """Return the JSON of a value that rules of the service match."""
+    return quoted(value if len(value) <= _LONGEST and value.isascii() else _cut(value))
 
 
 def _cut(value: str) -> str:

@@ -78,7 +78,7 @@ class Rules:
         self.special = self.metered or self.waiting or self.settling or self.messages is not None
         """A request takes more than one decision before the app is called."""
         by_path = any(part.by_path for part in parts)
-        remembered = not self.metered and all(part.lasting for part in parts)
+        remembered = self.asking is None and not self.metered and all(part.lasting for part in parts)
         self.plans = Plans([part.attributes for part in parts], by_path=by_path) if remembered else None
         """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
         self.bare = self.plans is not None and self.plans.bare and not self.special

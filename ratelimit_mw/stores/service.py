@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -22,7 +22,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import PermanentFault, StoreUnavailable, extra
 from ratelimit_mw.model import Ask, Decision, Reply, ServiceReply
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import DECIDE, Denied, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import Command, Conversation
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection, StreamingConnection
 from ratelimit_mw.stores.redis.store import Server
@@ -269,10 +269,10 @@ class ServiceStore(Server):
         _require_deciding(request)
         return super().ask(request, timeout)
 
-    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> "asyncio.Future[Reply]":
-        """See `Store`. Raises RuntimeError for all that is no decision."""
+    async def aask(self, request: StoreRequest) -> Reply:
+        """The awaitable twin of `ask`."""
         _require_deciding(request)
-        return super().reply_to(request, denied)
+        return await self.reply_to(request)
 
     def keys(self, prefix: str) -> Iterator[str]:  # noqa: ARG002  of `Store`
         """Raises RuntimeError."""
@@ -303,22 +303,18 @@ def _converse(requests: Sequence[StoreRequest]) -> Conversation:
     sizes: list[int] = []
     order: list[int] = []
     for path, commit in ((_CHECK, True), (_PEEK, False)):
-        chosen = [place for place, (_, intent) in enumerate(requests) if intent.commit is commit]
-        order += chosen
-        for batch in _batches([_question(ask) for place in chosen for ask in requests[place][0]]):
+        asked = [(place, ask) for place, (asks, intent) in enumerate(requests) if intent[0] is commit for ask in asks]
+        order += [place for place, _ in asked]
+        for batch in _batches([_question(ask) for _, ask in asked]):
             calls.append((path, '{{"checks":[{}],"rows":true}}'.format(",".join(batch)).encode()))
             sizes.append(len(batch))
     responses = yield calls
     told = [_told(response, size) for response, size in zip(responses, sizes, strict=True)]
-    found = list(chain.from_iterable([each for each, _ in told]))
     rules = {name: facts for _, known in told for name, facts in known.items()}
-    if order == sorted(order) and all(len(asks) == 1 for asks, _ in requests):  # the usual case
-        return [ServiceReply.of((decision,), rules) for decision in found]
-    decisions = iter(found)
-    replies: list[Reply | StoreUnavailable] = [StoreUnavailable("no decision")] * len(requests)
-    for place in order:
-        replies[place] = ServiceReply.of(tuple(islice(decisions, len(requests[place][0]))), rules)
-    return replies
+    replies: list[list[Decision]] = [[] for _ in requests]
+    for place, decision in zip(order, chain.from_iterable([decisions for decisions, _ in told]), strict=True):
+        replies[place].append(decision)
+    return [ServiceReply.of(decisions, rules) for decisions in replies]
 
 
 def _question(ask: Ask) -> str:

@@ -7,11 +7,12 @@ import sys
 from ipaddress import ip_network
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load_rules
+from ratelimit_mw.config.load import examine, load_rules
 from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.rules.corpus import applied, load_text, problems_of, rules
@@ -265,13 +266,20 @@ class TestJsonSchema:
     def test_it_is_json_and_knows_the_keys_and_which_are_needed(self):
         made = json.loads(json.dumps(json_schema()))
         assert made["required"] == ["domain"]
-        assert made["anyOf"] == [{"required": ["rules"]}, {"required": ["descriptors"]}]
+        assert made["anyOf"][:2] == [{"required": ["rules"]}, {"required": ["descriptors"]}]
         rule = made["$defs"]["Rule"]
         assert rule["required"] == ["name", "limit"]
         assert rule["additionalProperties"] is False
         burst = rule["properties"]["burst"]
         assert burst.pop("description")
         assert burst == {"type": "integer", "minimum": 1, "maximum": 1_000_000_000}
+
+    @pytest.mark.parametrize("url", ["https://:TOKEN@limits:8443", "http://localhost", "${URL}", "redis://localhost"])
+    def test_it_takes_a_file_without_rules_where_a_service_decides_as_the_loader_does(self, url):
+        file = {"domain": "d", "storage": {"url": url}}
+        taken = jsonschema.Draft202012Validator(json_schema()).is_valid(file)
+        found = examine(file, environ={"URL": "https://limits"})
+        assert taken == (found.rules is not None) == (not url.startswith("redis"))
 
     def test_it_has_every_default_of_the_settings(self):
         made = json_schema()["$defs"]
