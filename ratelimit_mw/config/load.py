@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ratelimit_mw.config.at_runtime import Recompiler, sample_of, with_function, with_sample
 from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, key_hint
 from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, convert, kind, pack
 from ratelimit_mw.config.word import Values
@@ -19,7 +18,14 @@ from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
 from ratelimit_mw.config.words.limit import LIMIT
 from ratelimit_mw.config.words.load import LOAD
 from ratelimit_mw.config.words.on_limit import DEFER
-from ratelimit_mw.config.words.overrides import OVERRIDES, compile_overrides
+from ratelimit_mw.config.words.overrides import (
+    OVERRIDES,
+    Recompiler,
+    compile_overrides,
+    sample_of,
+    with_function,
+    with_sample,
+)
 from ratelimit_mw.config.words.response import RESPONSE
 from ratelimit_mw.config.words.rule import compile_rule
 from ratelimit_mw.config.words.selection import (

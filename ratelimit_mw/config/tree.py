@@ -6,9 +6,10 @@ This module also decides the type of a scalar, replaces `${NAME}`, and collects 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ratelimit_mw.errors import Invalid, Problem, quoted
+from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -257,6 +258,11 @@ class Problems:
         if self._faults:
             raise Faults(self._faults)
 
+    def refuse_as(self, what: str) -> None:
+        """Raise ConfigurationError with every fault, if there is one. Each message begins with `what`."""
+        if self._faults:
+            raise ConfigurationError([replace(fault, message=f"{what}: {fault.message}") for fault in self.in_order()])
+
     def with_key_hints(self, hint: Callable[[str, str], str]) -> None:
         """Replace the hints of unknown keys by `hint(key, dotted name of the section)`, where it knows better."""
         self._faults = [
@@ -324,12 +330,12 @@ def expand(text: str, environ: Mapping[str, str], place: Place, problems: Proble
     return found, not missing
 
 
-def convert(config: Mapping[str, object], environ: Mapping[str, str], problems: Problems) -> Node:
+def convert(config: Mapping[str, object], environ: Mapping[str, str], problems: Problems) -> "Map":
     """Return the tree of a mapping. Its places have a dotted name, but no line.
 
     `${NAME}` in a text is replaced as in a file, and the result is typed as in a file.
     """
-    return _Converter(environ, problems).node(config, "", 1)
+    return _Converter(environ, problems).mapping(config, Place(), 1)
 
 
 class _Converter:
@@ -345,7 +351,7 @@ class _Converter:
             self._problems.add(place._replace(path=""), f"nested more than {DEEPEST} levels deep")
             return Scalar("", None, place, unusable=True)
         if isinstance(value, Mapping):
-            return self._map(value, place, depth)
+            return self.mapping(value, place, depth)
         if isinstance(value, (list, tuple)):
             items = Items(place)
             for index, item in enumerate(value):
@@ -353,7 +359,7 @@ class _Converter:
             return items
         return self._scalar(value, place)
 
-    def _map(self, source: Mapping[object, object], place: Place, depth: int) -> Map:
+    def mapping(self, source: Mapping[Any, object], place: Place, depth: int) -> Map:
         mapping = Map(place)
         for key, value in source.items():
             if not isinstance(key, str):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
-from ratelimit_mw.config.at_runtime import read_methods, reads_as_limit, validate_inline
+from ratelimit_mw.config.words.overrides import read_methods, reads_as_limit, validate_inline
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted

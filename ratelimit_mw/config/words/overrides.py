@@ -1,17 +1,51 @@
-"""`overrides`: another limit, a block or an exemption for one client, in the file."""
+"""`overrides`, and all other limits that take the place of a rule's own, or that have no rule in the file.
 
+The words of the rules file read them, so they mean the same everywhere:
+
+* `overrides`: another limit, a block or an exemption for one client, in the file.
+* `Recompiler`: the same at run time, another number for a limit of a rule, and what a decorator declares, as
+  `limited("5 per minute", by="user")`.
+* `with_function`: `limit: python:package.module:function`, a function of the app that returns the text of a request's
+  limit. The rest of the rule is checked and compiled with a sample of a limit. Each text is then compiled when the
+  function first returns it.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Map, Problems
+from ratelimit_mw.config.tree import Map, Problems, convert, node_at, unpack
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
-from ratelimit_mw.config.words.limit import LIMIT, Limits, limit_schema, read_limits
-from ratelimit_mw.config.words.rule import compile_counters, validate_rule
-from ratelimit_mw.config.words.selection import NAME
-from ratelimit_mw.errors import nearest, quoted
+from ratelimit_mw.config.words.limit import (
+    ALGORITHM,
+    LIMIT,
+    MOST,
+    Limits,
+    PlacedWindow,
+    Window,
+    limit_schema,
+    parse_limit,
+    read_limits,
+)
+from ratelimit_mw.config.words.rule import RULE, compile_counters, compile_rule, validate_rule
+from ratelimit_mw.config.words.selection import NAME, WITHOUT_ATTRIBUTE, read_method
+from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.model import NEVER
-from ratelimit_mw.rules.compiled import CompiledOverride, Counter, identity_of, names_network
+from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.model import NEVER, Quota, Rule
+from ratelimit_mw.rules.compiled import (
+    CompiledOverride,
+    CompiledRule,
+    Counter,
+    Matching,
+    identity_of,
+    names_network,
+)
+from ratelimit_mw.rules.inline import InlineLimit, LimitFunction, RuntimeCompiler
+from ratelimit_mw.settings import ClientSettings
+from ratelimit_mw.units import HOUR
 
 
 def compile_overrides(
@@ -111,3 +145,183 @@ _OVERRIDE = Section(
 )
 
 OVERRIDES = sections_word("overrides", _OVERRIDE, "Exceptions to the rules for single clients.")
+
+
+_ROOM = 10
+"""The largest factor by which a throttle raises a limit. The sample must stay below the largest limit."""
+
+
+def sample_of(domain: str, rule: Values) -> Quota:
+    """Return a quota that has the effects of any limit of the rule."""
+    ((_, sample),), _ = compile_counters(domain, with_sample(rule))
+    return sample
+
+
+def with_sample(rule: Values) -> Values:
+    """Return the rule with a large limit in place of its own."""
+    algorithm = ALGORITHMS[rule[ALGORITHM]]
+    largest = MOST if algorithm.largest is None else algorithm.largest.limit
+    # A concurrent limit has no period. Other algorithms cannot have one from a function.
+    window = Window(largest // _ROOM, 0 if algorithm.in_flight else HOUR)
+    return rule.with_value(LIMIT, Limits((PlacedWindow(window, rule.place("limit")),)))
+
+
+def with_function(
+    made: CompiledRule, rule: Values, compiler: RuntimeCompiler, attributes: Attributes, problems: Problems
+) -> CompiledRule:
+    """Return the compiled rule with the function of its limit in place of the sample.
+
+    Args:
+        made: The rule, compiled with the sample.
+        rule: The values of the rule.
+        compiler: Compiles the limits. It knows the rule.
+        attributes: The attributes that rules may use.
+        problems: Receives the errors.
+    """
+    source = rule[LIMIT].function
+    if ALGORITHMS[rule[ALGORITHM]].in_flight:
+        message = f"{rule[ALGORITHM]} counts requests in flight; a function returns limits per time"
+        problems.add(rule.place("limit"), message, "use another algorithm")
+        return made
+    read = attributes.source(source)
+    function = LimitFunction(rule[NAME], source, read, compiler, made.limits, deny=made.rule.on_error == "deny")
+    # How many limits a text has is known only later.
+    return replace(made, rule=replace(made.rule, several=True), keys=(), limits=(), read_limit=function)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recompiler:
+    """Compiles other limits of the rules in force, and inline limits. See `rules.inline.RuntimeCompiler`.
+
+    Attributes:
+        base: What the rules of the file have in common.
+        attributes: The attributes that rules may use.
+        rules: The values of each rule by its name, packed.
+    """
+
+    base: Rule
+    attributes: Attributes
+    rules: Mapping[str, bytes]
+
+    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
+        """Return the compiled override of a limit.
+
+        Args:
+            identity: The identity of the client, as in the key of a counter.
+            rule: The name of the rule.
+            limit: The client's limit, in any form that a rules file may have.
+            until: The end of the override in microseconds since the epoch, or `NEVER`.
+
+        Raises:
+            ValueError: There is no such rule, or the limit cannot be used.
+        """
+        if rule not in self.rules:
+            raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self.rules)})")
+        problems = Problems()
+        node = convert({"limit": limit}, {}, problems)
+        limits = problems.read(read_limits, node_at(node, ("limit",)), Limits(()))
+        counters: tuple[Counter, ...] = ()
+        if not problems:
+            counters = override_counters(self.base.domain, unpack(self.rules[rule]), limits, Map(node.place), problems)
+        _raise(problems)
+        return CompiledOverride(identity, "limit", until, rule, counters)
+
+    def with_number(self, rule: str, place: int, number: int) -> Quota:
+        """Return the quota of a rule as if one of its limits had another number of requests.
+
+        Everything else stays as the file has it. A burst that the file does not set is the new number.
+
+        Args:
+            rule: The name of the rule.
+            place: The index of the limit among those of clients without a tier.
+            number: The number of requests.
+
+        Raises:
+            ValueError: The rule cannot have this number.
+        """
+        values: Values = unpack(self.rules[rule])
+        limits = values[LIMIT]
+        windows = list(limits.default)
+        windows[place] = windows[place]._replace(window=windows[place].window._replace(limit=number))
+        changed = values.with_value(LIMIT, limits._replace(default=tuple(windows)))
+        problems = Problems()
+        validate_rule(changed, problems)
+        _raise(problems)
+        return compile_counters(self.base.domain, changed)[0][place][1]
+
+    def inline(self, limit: InlineLimit, cost: int = 1) -> CompiledRule:
+        """Return the rule of a limit. It is on demand, behind the rules of the file, and has their defaults.
+
+        `cost` is only checked: the one who asks for the rule passes it.
+
+        Raises ConfigurationError with every problem of the limit.
+        """
+        problems = Problems()
+        words: dict[str, object] = {"name": limit.name if limit.shared else "inline", "limit": limit.limit}
+        if limit.by:
+            words["by"] = list(limit.by)
+        if limit.algorithm:
+            words["algorithm"] = limit.algorithm
+        if cost > 1:
+            words["cost"] = cost
+        node = convert({**words, "on_demand": True}, {}, problems)
+        # A qualified name may be longer than the names in a file.
+        rule = problems.read(RULE.read, node, RULE.default()).with_value(NAME, limit.name)
+        made = compile_rule(len(self.rules), rule, self.base, {}, Matching(), self.attributes, problems)
+        problems.refuse_as(f"the limit {quoted(limit.limit)}{f' of {limit.name}' if limit.name else ''}")
+        return made
+
+
+def _raise(problems: Problems) -> None:
+    """Raise Invalid with all problems, if there is one."""
+    if problems:
+        raise Invalid("; ".join(map(str, problems.in_order())))
+
+
+_CUSTOM = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def reads_as_limit(text: str) -> bool:
+    """Return True if `text` is a limit, False if it is the name of a rule.
+
+    Raises ConfigurationError for a text that begins with a number and is not a limit: it is a limit with a mistake.
+    """
+    try:
+        parse_limit(text)
+    except Invalid as error:
+        if text.strip()[:1].isdigit():
+            raise ConfigurationError([Problem(f"limited({quoted(text)}): {error}", hint=error.hint)]) from None
+        return False
+    return True
+
+
+def read_methods(limit: str, methods: Sequence[str]) -> frozenset[str]:
+    """Return the methods that a limit in code counts, as `match: {methods: …}` does.
+
+    Raises ConfigurationError if one is not a method.
+    """
+    problems = Problems()
+    node = convert({"methods": [methods] if isinstance(methods, str) else list(methods)}, {}, problems)
+    found = problems.read(kinds.each(read_method), node_at(node, ("methods",)), ())
+    problems.refuse_as(f"limited({quoted(limit)})")
+    return frozenset(found)
+
+
+def validate_inline(limit: InlineLimit, cost: int) -> None:
+    """Check an inline limit where it is declared, before there is a rules file.
+
+    A name in `by` that is not built in may be an attribute of the file. That is known when the limit is compiled.
+
+    Args:
+        limit: The limit. Its name is used only if it is shared.
+        cost: What each request will be charged.
+
+    Raises:
+        ConfigurationError: No rules file could use the limit. The error has every problem found.
+    """
+    names = [name for entry in limit.by for name in attributes_of(entry)]
+    known = Attributes(ClientSettings(""))
+    built_in = {name for name in names if known.known(name)} | {*WITHOUT_ATTRIBUTE}
+    possible = {name: "header:X" for name in names if _CUSTOM.fullmatch(name) and name not in built_in}
+    attributes = Attributes(ClientSettings("", attributes=possible), {"secret"})  # the file may have a secret
+    Recompiler(Rule(""), attributes, {}).inline(limit, cost)

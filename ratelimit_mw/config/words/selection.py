@@ -203,7 +203,8 @@ ON_ERROR: Word[Literal["allow", "deny", "local"] | None] = kinds.choice(
 )
 
 
-_WITHOUT_ATTRIBUTE = ("global", "route", "connection")
+WITHOUT_ATTRIBUTE = ("global", "route", "connection")
+"""What `by` may name that is no attribute."""
 
 
 def compile_by(
@@ -243,8 +244,8 @@ def _faults(entry: str, templates: tuple[Template, ...], attributes: Attributes)
             message = f"no template of match.path has the parameter {{{part.removeprefix('path:')}}}"
             known = [f"path:{name}" for name in sorted(parameters)]
             found.append((message, nearest(part, known) if known else ""))
-        elif part not in _WITHOUT_ATTRIBUTE and not attributes.known(part):
-            names = [*(name for name in attributes.names() if name != "remote_address"), *_WITHOUT_ATTRIBUTE]
+        elif part not in WITHOUT_ATTRIBUTE and not attributes.known(part):
+            names = [*(name for name in attributes.names() if name != "remote_address"), *WITHOUT_ATTRIBUTE]
             found.append((f"there is no attribute {quoted(part)}", _by_hint(part) or nearest(part, names)))
     return found
 
