@@ -14,7 +14,6 @@ from ratelimit_mw.algorithms.concurrency import BUCKETS as IN_FLIGHT_BUCKETS
 from ratelimit_mw.algorithms.concurrency import PERIOD as IN_FLIGHT_PERIOD
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.config.word import Section, Values
-from ratelimit_mw.config.words.ban import BAN
 from ratelimit_mw.config.words.charging import COST, COUNT, compile_cost
 from ratelimit_mw.config.words.consistency import CONSISTENCY, SHARDS
 from ratelimit_mw.config.words.limit import (
@@ -29,7 +28,7 @@ from ratelimit_mw.config.words.limit import (
     window_fault,
 )
 from ratelimit_mw.config.words.load import PRIORITY
-from ratelimit_mw.config.words.on_limit import MESSAGES, ON_LIMIT
+from ratelimit_mw.config.words.on_limit import BAN, MESSAGES, ON_LIMIT
 from ratelimit_mw.config.words.response import RULE_RESPONSE
 from ratelimit_mw.config.words.selection import BY, MATCH, NAME, ON_DEMAND, ON_ERROR, REPLACES, SHADOW, compile_by
 from ratelimit_mw.config.words.throttle import MAX_WAIT, MAX_WAITING, THROTTLE, raised
