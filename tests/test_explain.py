@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest
 
 LIMIT = {"limit": "5 per minute", "algorithm": "fixed_window"}
 

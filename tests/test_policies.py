@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.http.answers import Policies
-from ratelimit_mw.identity import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from tests.shells.asking import START, http_scope, limiter, serve, websocket_scope
 from tests.structured_fields import read

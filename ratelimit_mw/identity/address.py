@@ -10,12 +10,12 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from ipaddress import IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv6Address
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.settings import ClientSettings, Network
+from ratelimit_mw.settings import ClientSettings
 
 T = TypeVar("T")
 
@@ -47,15 +47,6 @@ def canonical(text: str | None) -> str | None:
     except (ValueError, OSError):
         return _canonical_of_any(text)
     return text  # an IPv4 address has one spelling only
-
-
-def is_ipv4(text: str) -> bool:
-    """Return True if the text is an IPv4 address in its canonical spelling."""
-    try:
-        _read_ipv4(text)
-    except (ValueError, OSError):
-        return False
-    return True
 
 
 def _canonical_of_any(text: str) -> str | None:
@@ -179,7 +170,7 @@ class ClientAddress:
         self._ipv6_prefix = settings.ipv6_prefix
         self._hops = settings.trusted_hops
         self._networks: Networks[bool] = Networks()
-        self._networks.add(map(str, map(_unmapped_network, settings.trusted_proxies)), True)
+        self._networks.add(map(str, settings.trusted_proxies), True)
         header = settings.ip_header.lower()
         self.header = header if self._hops or self._networks else None
         if header == "forwarded":
@@ -269,15 +260,6 @@ class ClientAddress:
                 'Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))',
                 shared,
             )
-
-
-def _unmapped_network(network: Network) -> Network:
-    """Return the IPv4 network for a network within ::ffff:0:0/96, and any other network as it is."""
-    if isinstance(network, IPv6Network) and network.prefixlen >= 96:
-        mapped = network.network_address.ipv4_mapped
-        if mapped is not None:
-            return IPv4Network((mapped, network.prefixlen - 96))
-    return network
 
 
 # Each of these functions yields the addresses that one kind of header reports, nearest hop first.

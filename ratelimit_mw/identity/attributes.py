@@ -100,7 +100,7 @@ class Attributes:
             is logged once for all of them.
 
     Raises:
-        ValueError: a source cannot be compiled or imported, or a custom attribute has a built-in name.
+        ValueError: a source cannot be compiled or imported.
     """
 
     def __init__(self, client: ClientSettings, logged: set[str] | None = None) -> None:
@@ -388,9 +388,6 @@ def _cached_reader(name: str, read: Reader) -> Reader:
 
 def _compiled(client: ClientSettings) -> dict[str, sources.AttributeSource]:
     named = {canonical_name(name): text for name, text in client.attributes.items()}
-    for name in named:
-        if name in _BUILT_IN or name.startswith(tuple(f"{prefix}:" for prefix in _PREFIXES)):
-            raise ValueError(f"attributes can't define {name!r}: it is a built-in attribute; choose another name")
     own = {"user": client.user, "tier": client.tier}
     return {name: sources.compiled(text) for name, text in {**own, **named}.items() if text}
 

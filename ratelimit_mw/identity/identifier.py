@@ -215,8 +215,6 @@ def _part(name: str, attributes: Attributes) -> Identifier:
         return _by_route
     if name == CONNECTION:
         return lambda request, _params, _route: request.values.get(CONNECTION)
-    if not attributes.known(name):
-        raise ValueError(f"can't count by {name!r}; known: global, route, {', '.join(attributes.names())}")
     if name == "ip":
         attributes.reader("ip")  # so that `attributes` knows of its use
         return attributes.client_address.identify

@@ -6,8 +6,8 @@ from urllib.parse import unquote
 
 from hypothesis import strategies as st
 
-from ratelimit_mw.identity import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from tests.identity.requests import environ, scope
 
 # What is not ASCII travels as bytes read as latin-1.

@@ -1,11 +1,13 @@
 """Requests of each kind, from the few things that a test is about."""
 
 from collections.abc import Sequence
-from ipaddress import ip_network
 
-from ratelimit_mw.identity import AsgiRequest, Attributes, WsgiRequest, identifier
-from ratelimit_mw.identity.identifier import Parameters
-from ratelimit_mw.settings import ClientSettings
+from ratelimit_mw.config.kinds import read_network
+from ratelimit_mw.config.tree import Place, Scalar
+from ratelimit_mw.identity.attributes import Attributes
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
+from ratelimit_mw.identity.identifier import Parameters, identifier
+from ratelimit_mw.settings import ClientSettings, Network
 
 Headers = Sequence[tuple[str, str]]
 
@@ -42,9 +44,14 @@ def wsgi(headers: Headers = (), **more) -> WsgiRequest:
     return WsgiRequest(environ(headers, **more))
 
 
+def _read(network: str) -> Network:
+    """As the rules file is read."""
+    return read_network(Scalar(network, network, Place()))
+
+
 def settings(*, trusted: Sequence[str] = (), **more) -> ClientSettings:
     more.setdefault("secret", "a secret of the tests")
-    return ClientSettings("shop", trusted_proxies=tuple(map(ip_network, trusted)), **more)
+    return ClientSettings("shop", trusted_proxies=tuple(map(_read, trusted)), **more)
 
 
 def attributes(**more) -> Attributes:

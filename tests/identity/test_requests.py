@@ -11,9 +11,11 @@ from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 from werkzeug.test import EnvironBuilder
 
-from ratelimit_mw.identity import AsgiRequest, Attributes, MappingRequest, WsgiRequest
+from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.credentials import reduced
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
+from ratelimit_mw.identity.request import MappingRequest
 from tests.identity.requests import asgi, attributes, environ, scope, settings, wsgi
 from tests.support.steps import steps
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.identity import WsgiRequest
+from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key
 from tests.rules.corpus import request, rules

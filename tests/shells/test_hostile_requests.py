@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.identity import AsgiRequest, WsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import exchange, http_scope
 
