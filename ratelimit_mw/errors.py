@@ -30,6 +30,7 @@ has its module behind it:
     ├── Lost                        a deferred request may have reached the app
     ├── Refused                     the service cannot decide on a request (service.messages)
     │   └── TooLong                 as above, because a text or the message is too long (service.messages)
+    ├── Unanswerable                a request to /auth cannot be decided (service.auth)
     ├── NotPermitted                the caller of the service may not give hits back (service.should_rate_limit)
     ├── Unanswered                  the service does not answer (cli.ask)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)

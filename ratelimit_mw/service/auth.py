@@ -3,14 +3,28 @@
 It is the hot endpoint, so it is a bare ASGI app. It answers 200 with the headers of the rules file, or with the denial
 as the middlewares make it. `X-RateLimit-Status` has the status of a denial, also if `?denied=403` replaces it.
 
+A proxy sends the method and the URI of its client's request in one of these sets of headers:
+
+* `original`: `X-Original-Method` and `X-Original-URI` (nginx);
+* `original-url`: `X-Original-Method` and `X-Original-URL` with the scheme and the host (ingress-nginx);
+* `forwarded`: `X-Forwarded-Method`, `X-Forwarded-Uri` and perhaps `X-Forwarded-Host` (Traefik, Caddy).
+
+All other headers of the request to `/auth` are those of the original request.
+
+A proxy overwrites the headers of its own set only, so those of another set may come from the client. With them, a
+client could claim another path than that of its request. `?headers=` names the set of the proxy, and the others are
+ignored. Without it, a request with headers of more than one set is refused.
+
 This module is internal: its names may change in any release.
 """
 
 import asyncio
 import logging
+from collections.abc import Container
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +38,6 @@ from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.service.original_request import SETS, Unanswerable, original_scope
 from ratelimit_mw.service.state import Service
 
 _log = logging.getLogger("ratelimit_mw")
@@ -39,29 +52,42 @@ _MAX_PEERS = 1000
 _EMPTY_BODY = {"type": "http.response.body", "body": b""}
 
 
+MAX_URI = 16 * 1024
+"""The longest URI of an original request, in bytes."""
+
+SETS: dict[str, tuple[bytes, bytes, bytes]] = {
+    "original": (b"x-original-method", b"x-original-uri", b""),
+    "original-url": (b"x-original-method", b"x-original-url", b""),
+    "forwarded": (b"x-forwarded-method", b"x-forwarded-uri", b"x-forwarded-host"),
+}
+"""The headers of each set: those of the method, of the URI and of the host. No header is called ""."""
+
+_OF_SETS = frozenset(chain(*SETS.values()))
+
+
+class Unanswerable(Exception):
+    """A request to `/auth` cannot be decided.
+
+    Args:
+        status: The status of the answer.
+        reason: The name under which it is counted.
+        message: The answer, as one sentence without anything that a client sent.
+        by_client: Whether a client can cause it. The proxy must then not let the client's request pass.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, *, by_client: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.by_client = by_client
+
+
 class _AuthParameters(NamedTuple):
-    """The query of `/auth`. `problems` is "" if it can be used."""
+    """The query of `/auth`."""
 
     domain: str | None = None
     denied: int | None = None
     headers: str | None = None
-    problems: str = ""
-
-
-_BAD_DOMAIN = Unanswerable(400, "unknown_domain", "The rules do not have the domain in ?domain=.", by_client=False)
-_UNTRUSTED = Unanswerable(
-    400,
-    "untrusted_proxy",
-    "The proxy that asks is not in client.trusted_proxies of the rules, so the address of its client is unknown. "
-    "Add the address of the proxy there.",
-    by_client=False,
-)
-_NO_TOKEN = Unanswerable(
-    401,
-    "unauthorized",
-    "The proxy that asks must be in client.trusted_proxies of the rules, or send a token in X-RateLimit-Token.",
-    by_client=False,
-)
 
 
 class Auth:
@@ -84,29 +110,18 @@ class Auth:
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one request of a proxy. Its body is not read."""
         self._service.asked["/auth"] += 1
-        query = scope["query_string"]
-        parameters = _parameters(query) if query else _NONE
-        if parameters.problems:
-            refused = Unanswerable(400, "bad_parameters", parameters.problems, by_client=False)
+        query, parameters = scope["query_string"], _NONE
+        try:
+            if query:
+                parameters = _parameters(query)
+            rules = self._engine.current()
+            request = AsgiRequest(original_scope(scope, parameters.headers))
+            self._require_trusted(rules, request)
+            if parameters.domain is not None:
+                rules = _of_domain(rules, parameters.domain)
+        except Unanswerable as refused:
             await self._refuse(refused, parameters, send)
             return
-        whole = self._engine.current()
-        original = original_scope(scope, parameters.headers)
-        if isinstance(original, Unanswerable):
-            await self._refuse(original, parameters, send)
-            return
-        request = AsgiRequest(original)
-        refusal = self._untrusted(whole, request)
-        if refusal is not None:
-            await self._refuse(refusal, parameters, send)
-            return
-        rules = whole
-        if parameters.domain is not None:
-            found = whole.of(parameters.domain)
-            if found is None:
-                await self._refuse(_BAD_DOMAIN, parameters, send)
-                return
-            rules = found
         if rules.special:
             verdict = await self._decide_special(rules, request)
         elif self._engine.waits or rules.attributes.awaited:
@@ -148,8 +163,8 @@ class Auth:
             if meter is not None:
                 meter.left(request)
 
-    def _untrusted(self, rules: Rules, request: AsgiRequest) -> Unanswerable | None:
-        """Return the refusal of a proxy that may not ask, or None."""
+    def _require_trusted(self, rules: Rules, request: AsgiRequest) -> None:
+        """Refuse a proxy that may not ask."""
         if self._peers_of is not rules:
             self._peers_of, self._peers = rules, {}
         access, peer = self._service.access, request.peer
@@ -163,19 +178,26 @@ class Auth:
                 self._peers[peer] = known
         trusted, admitted = known
         if admitted:
-            return None
+            return
         if access.by_token:
             token = request.header(_TOKEN.decode())
             if not (token and access.allows("check", f"Bearer {token}")):
-                return _NO_TOKEN
+                message = "The proxy that asks must be in client.trusted_proxies of the rules, or send a token in "
+                raise Unanswerable(401, "unauthorized", f"{message}X-RateLimit-Token.")
         if trusted:
-            return None
+            return
         self._log_once(
             "untrusted_proxy",
             "/auth: a proxy asks that is not in client.trusted_proxies (or in client.trusted_hops, if it asks over a "
             "unix socket), so all of its clients count as one: add its address there (logged once)",
         )
-        return _UNTRUSTED if self._strict else None
+        if self._strict:
+            raise Unanswerable(
+                400,
+                "untrusted_proxy",
+                "The proxy that asks is not in client.trusted_proxies of the rules, so the address of its client is "
+                "unknown. Add the address of the proxy there.",
+            )
 
     def _answers_of(self, domain: str | None, rules: Rules) -> Answers[bytes]:
         answers = self._answers.get(domain)
@@ -193,8 +215,8 @@ class Auth:
         """
         self._service.refuse(refused.reason)
         if not refused.by_client:
-            self._log_once(refused.reason, "/auth: %s (logged once)", refused.message)
-        body = refused.message.encode() + b"\n"
+            self._log_once(refused.reason, "/auth: %s (logged once)", refused)
+        body = str(refused).encode() + b"\n"
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
             (b"cache-control", b"no-store"),
@@ -229,21 +251,117 @@ def _needs_response(charge: Charge) -> bool:
     return rule.counts is not None or rule.cost_after is not None or ALGORITHMS[ask.quota.algorithm].in_flight
 
 
+def _of_domain(rules: Rules, domain: str) -> Rules:
+    found = rules.of(domain)
+    if found is None:
+        raise Unanswerable(400, "unknown_domain", "The rules do not have the domain in ?domain=.")
+    return found
+
+
 @lru_cache(maxsize=64)  # the query is in the configuration of the proxy, so there are few different ones
 def _parameters(query: bytes) -> _AuthParameters:
     if len(query) > _LONGEST_QUERY:
-        return _AuthParameters(problems=f"The query of /auth is longer than {_LONGEST_QUERY} bytes.")
+        raise _unusable(f"The query of /auth is longer than {_LONGEST_QUERY} bytes.")
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict")
     except ValueError:
-        return _AuthParameters(problems="The query of /auth cannot be read.")
+        raise _unusable("The query of /auth cannot be read.") from None
     found = dict(pairs)
     if len(found) != len(pairs):
-        return _AuthParameters(problems="The query of /auth has a parameter twice.")
+        raise _unusable("The query of /auth has a parameter twice.")
     if found.keys() - {"domain", "denied", "headers"}:
-        return _AuthParameters(problems="The query of /auth has a parameter other than domain, denied and headers.")
+        raise _unusable("The query of /auth has a parameter other than domain, denied and headers.")
     if found.get("denied", _DENIED) != _DENIED:
-        return _AuthParameters(problems="The parameter denied can only be 403, as in /auth?denied=403.")
+        raise _unusable("The parameter denied can only be 403, as in /auth?denied=403.")
     if "headers" in found and found["headers"] not in SETS:
-        return _AuthParameters(problems=f"The parameter headers is one of {', '.join(SETS)}.")
+        raise _unusable(f"The parameter headers is one of {', '.join(SETS)}.")
     return _AuthParameters(found.get("domain"), 403 if "denied" in found else None, found.get("headers"))
+
+
+def _unusable(message: str) -> Unanswerable:
+    return Unanswerable(400, "bad_parameters", message)
+
+
+def original_scope(scope: Scope, named: str | None = None) -> Scope:
+    """Return the ASGI scope of the original request.
+
+    The peer of this scope is the proxy that asks, as it is the peer of an app behind this proxy. The method with which
+    the proxy asks is ignored.
+
+    Args:
+        scope: The scope of the request to `/auth`. The server writes the names of headers in lower case.
+        named: The set of headers to read. None for the only one that is present.
+
+    Raises:
+        Unanswerable: The headers have no usable request.
+    """
+    found: dict[bytes, bytes] = {}
+    repeated: set[bytes] = set()
+    for name, value in scope["headers"]:
+        if name in _OF_SETS and found.setdefault(name, value) != value:
+            repeated.add(name)
+    used = named or _only_set(found)
+    if used is None or repeated.intersection(SETS[used]):
+        raise Unanswerable(
+            403,
+            "contradicting_headers",
+            "There are headers of more than one proxy (X-Original-URI, X-Original-URL, X-Forwarded-Uri), or one of them"
+            " twice: the client may have sent one. Name the set of the proxy, as in /auth?headers=original.",
+            by_client=True,
+        )
+    method, uri, host = map(found.get, SETS[used])
+    headers, scheme = scope["headers"], scope.get("scheme", "http")
+    if uri and used == "original-url":
+        uri, scheme, host = _path_of(uri, scheme)
+    if host:
+        headers = [pair for pair in headers if pair[0] != b"host"]
+        headers.append((b"host", host))
+    if not method or not uri:
+        raise Unanswerable(
+            400,
+            "no_original_request",
+            "The headers X-Original-Method and X-Original-URI (nginx), or X-Forwarded-Method and X-Forwarded-Uri "
+            "(Traefik, Caddy), are missing: set both in the proxy. X-Original-URL (ingress-nginx) needs "
+            "?headers=original-url.",
+        )
+    if len(uri) > MAX_URI:
+        message = f"The URI of the original request is longer than {MAX_URI} bytes."
+        raise Unanswerable(414, "uri_too_long", message, by_client=True)
+    # Servers give no fragment to the app, but a scheme and a host.
+    raw, _, query = uri.partition(b"#")[0].partition(b"?")
+    path = unquote_to_bytes(raw) if b"%" in raw else raw
+    return {
+        "type": "http",
+        "asgi": scope["asgi"],
+        "http_version": scope.get("http_version", "1.1"),
+        "method": method.decode("latin-1").upper(),
+        "scheme": scheme,
+        "path": path.decode("utf-8", "replace"),
+        "raw_path": raw,
+        "query_string": query,
+        "root_path": "",
+        "headers": headers,
+        "client": scope.get("client"),
+        "server": scope.get("server"),
+    }
+
+
+def _only_set(found: Container[bytes]) -> str | None:
+    """Return the name of the set of which there are headers, or None for several. `X-Original-URL` must be named."""
+    original = b"x-original-method" in found or b"x-original-uri" in found
+    forwarded = b"x-forwarded-method" in found or b"x-forwarded-uri" in found
+    if (original and forwarded) or (b"x-original-url" in found and (forwarded or b"x-original-uri" in found)):
+        return None
+    return "forwarded" if forwarded else "original"
+
+
+def _path_of(url: bytes, scheme: str) -> tuple[bytes, str, bytes | None]:
+    """Return the path and the query of a URL, its scheme and its host. `scheme` is that of a URL without one.
+
+    The host ends at the first slash: with a `?` in the header Host, a client could otherwise cut off the path.
+    """
+    before, mark, rest = url.partition(b"://")
+    if not mark or b"/" in before:
+        return url, scheme, None
+    host, slash, path = rest.partition(b"/")
+    return slash + path or b"/", before.decode("latin-1").lower(), host

@@ -14,8 +14,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.clock import ManualClock
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.service.api import http_app
-from ratelimit_mw.service.auth import Auth
-from ratelimit_mw.service.original_request import original_scope
+from ratelimit_mw.service.auth import Auth, original_scope
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.service.http_service import CLIENT, START, file, ingress, nginx, service, serving, traefik
 from tests.shells.asking import http_scope, serve
