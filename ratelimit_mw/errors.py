@@ -101,6 +101,15 @@ class ConfigurationError(ValueError):
         super().__init__("\n".join(lines))
 
 
+@contextmanager
+def collecting(problems: list[Problem]) -> Iterator[None]:
+    """Add to `problems` those of a ConfigurationError that the block raises. The code behind the block goes on."""
+    try:
+        yield
+    except ConfigurationError as error:
+        problems += error.problems
+
+
 class LimitExceeded(Exception):
     """A rule denied a block of code, see `RateLimiter.limited`.
 

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ratelimit_mw.service.credentials import Certificates
+from ratelimit_mw.service.access import Certificates
 from ratelimit_mw.service.messages import DENIED, SERVICE, Refused, TooLong
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit

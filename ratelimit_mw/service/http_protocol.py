@@ -2,8 +2,8 @@
 
 A proxy may pass on header bytes that this server refuses: nginx accepts a vertical tab in a value. uvicorn answers 400,
 which nginx's `auth_request` takes for a failure of the service. If nginx is told to let requests pass then, a client
-with such a header would have no limits. The answer is therefore a denial. uvicorn also logs each such request, so that
-clients could fill the log: each message is logged once.
+with such a header would have no limits. The answer is therefore a denial. uvicorn also warns of each such request, so
+that clients could fill the log: the service warns in its place, at most ten times a minute.
 
 uvicorn waits for ever for the head of a request, so that a caller could use up the connections of the process.
 
@@ -35,27 +35,10 @@ _DENIAL = (
 ) % (len(_BODY), _BODY)
 
 
-class _Once(logging.Filter):
-    """Lets each warning of uvicorn pass once, because clients can cause them at will. They are constant texts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno != logging.WARNING or record.msg not in self._seen:
-            self._seen.add(record.msg)
-            return True
-        return False
-
-
-_once = _Once()
-
-
 def protocol_of(service: Service) -> type[asyncio.Protocol]:
     """Return the protocol class for `uvicorn.Config(http=…)`. It counts what it refuses."""
     base: Any = AutoHTTPProtocol
-    logging.getLogger("uvicorn.error").addFilter(_once)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
     class HttpProtocol(base):  # type: ignore[misc]  # uvicorn chooses its base when it is imported
         """One connection."""
@@ -86,6 +69,7 @@ def protocol_of(service: Service) -> type[asyncio.Protocol]:
 
         def send_400_response(self, _message: str) -> None:
             service.refuse("malformed_http")
+            service.warn("malformed_http", "a caller of --http or --admin sent what is not valid HTTP")
             self.transport.write(_DENIAL)
             self.transport.close()
 

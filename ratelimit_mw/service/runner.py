@@ -21,12 +21,11 @@ from typing import Any
 import uvicorn
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, collecting
 from ratelimit_mw.service import go_environment, ports
-from ratelimit_mw.service.access import Access
+from ratelimit_mw.service.access import Access, Certificates, ReadAgain
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
-from ratelimit_mw.service.credentials import Certificates, ReadAgain
 from ratelimit_mw.service.grpc_server import GrpcServer
 from ratelimit_mw.service.http_protocol import protocol_of
 from ratelimit_mw.service.servable import require_servable, warn_of_waits
@@ -66,30 +65,21 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
     """Return the service and its bound sockets by name, or raise ConfigurationError with every reason against it."""
     problems = go_environment.problems_of(settings)
     certificates, access, limiter, sockets = None, None, None, None
-    if settings.tls_cert is not None:
-        try:
+    with collecting(problems):
+        if settings.tls_cert is not None:
             certificates = Certificates(settings)
-        except ConfigurationError as error:
-            problems += error.problems
-    try:
+    with collecting(problems):
         access = Access(settings)
-    except ConfigurationError as error:
-        problems += error.problems
-    try:
+    with collecting(problems):
         limiter = RateLimiter(settings.rules, storage=settings.storage)
         if not settings.ignore_unservable:
             limiter.require(partial(require_servable, config=settings.rules))
         if settings.http is not None:
             limiter.require(partial(warn_of_waits, config=settings.rules))
-    except ConfigurationError as error:
-        problems += error.problems
-    try:
+    with collecting(problems):
         sockets = ports.bind(settings.addresses)
         if not problems:  # otherwise no port is opened
             ports.listen(sockets, settings.addresses)
-    except ConfigurationError as error:
-        sockets = None
-        problems += error.problems
     if access is None or limiter is None or sockets is None or problems:
         ports.close(sockets or {}, settings.addresses)
         if limiter is not None:

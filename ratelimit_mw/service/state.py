@@ -9,8 +9,7 @@ from collections import Counter
 
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import LineLimit
-from ratelimit_mw.service.access import Access
-from ratelimit_mw.service.credentials import Certificates
+from ratelimit_mw.service.access import Access, Certificates
 from ratelimit_mw.service.settings import Settings
 from ratelimit_mw.snapshots import Histogram
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.errors import ConfigurationError, Problem, collecting
 from ratelimit_mw.service import ports, runner
 from ratelimit_mw.service.servable import holds
 from ratelimit_mw.service.settings import Settings, of_workers
@@ -60,7 +60,7 @@ def _require_startable(parts: tuple[Settings, ...]) -> None:
     problems: list[Problem] = []
     bound: list[tuple[Settings, Mapping[str, socket.socket]]] = []
     first, *others = parts
-    try:
+    with collecting(problems):
         service, sockets = runner.prepare(first)
         bound.append((first, sockets))
         url = service.limiter.engine.storage.url
@@ -68,13 +68,9 @@ def _require_startable(parts: tuple[Settings, ...]) -> None:
             hint = "use lmdb:// for the processes of one machine, or redis://HOST:6379/0"
             problems.append(Problem(f"--workers: {len(parts)} processes cannot share the counters of {url}", hint=hint))
         service.limiter.close()
-    except ConfigurationError as error:
-        problems += error.problems
     for part in others:
-        try:
+        with collecting(problems):
             bound.append((part, ports.bind(part.addresses)))
-        except ConfigurationError as error:
-            problems += error.problems
     for part, sockets in bound:
         ports.close(sockets, part.addresses)
     if problems:

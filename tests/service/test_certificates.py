@@ -9,7 +9,7 @@ import grpc
 import pytest
 import trustme
 
-from ratelimit_mw.service.credentials import ReadAgain
+from ratelimit_mw.service.access import ReadAgain
 from tests.support.patience import WITHIN, eventually
 from tests.support.service import RULES, Serving, asking, request, rules_at
 
