@@ -11,8 +11,7 @@ with extra("drf"):
     from rest_framework.throttling import BaseThrottle
 
 from ratelimit_mw.config.words.overrides import reads_as_limit
-from ratelimit_mw.django.handles import DjangoHandle, refund_later, synchronous
-from ratelimit_mw.django.views import ADVICE
+from ratelimit_mw.django.views import ADVICE, DjangoHandle, refund_later, synchronous
 from ratelimit_mw.http.limits_in_code import LimitInCode, LimitOptions, limit_in_code, name_of_view
 from ratelimit_mw.rules.inline import InlineLimit
 

@@ -237,9 +237,10 @@ class WsgiResponseTracker:
             self._handle.release()
             raise
         if not self._status:  # a generator calls start_response with its first part
-            return _Body(body, self)
+            return _Settling(body, self, self._handle.release)
         self.conclude(self._status)
-        return _Body(body, self) if any(account.holds for account in self._handle.unsettled) else body
+        holds = any(account.holds for account in self._handle.unsettled)
+        return ClosingIterable(body, self._handle.release) if holds else body
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None
@@ -255,39 +256,8 @@ class WsgiResponseTracker:
         for account in self._handle.unsettled:
             Settlement.settle(account, account.conclude(self._status or status, self._header))
 
-    def end(self) -> None:
-        """Release the concurrent places of the request."""
-        self._handle.release()
-
     def _header(self, name: str) -> str | None:
         return next((value for key, value in self._headers if key.lower() == name), None)
-
-
-class _Body:
-    """The app's iterable, whose iteration and end are reported to `tracker`."""
-
-    def __init__(self, body: Iterable[bytes], tracker: WsgiResponseTracker) -> None:
-        self._body = body
-        self._tracker = tracker
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            for part in self._body:
-                self._tracker.conclude(_FAILED)
-                yield part
-        except Exception:
-            self._tracker.conclude(_FAILED)
-            raise
-        self._tracker.conclude(_FAILED)
-
-    def close(self) -> None:
-        """End the response. The server calls this when it needs no more of it."""
-        try:
-            close: Any = getattr(self._body, "close", None)
-            if close is not None:
-                close()
-        finally:
-            self._tracker.end()
 
 
 class ClosingIterable:
@@ -322,3 +292,21 @@ class ClosingIterable:
         if then is not None:
             then()
             self._then = None  # last, so that it runs again after an asynchronous exception
+
+
+class _Settling(ClosingIterable):
+    """The app's iterable. A request is settled by its first part and by its end, and its places then end, too."""
+
+    def __init__(self, body: Iterable[bytes], tracker: WsgiResponseTracker, then: Callable[[], object]) -> None:
+        super().__init__(body, then)
+        self._tracker = tracker
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for part in self._body:
+                self._tracker.conclude(_FAILED)
+                yield part
+        except Exception:
+            self._tracker.conclude(_FAILED)
+            raise
+        self._tracker.conclude(_FAILED)

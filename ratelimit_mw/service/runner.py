@@ -80,7 +80,7 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
         sockets = ports.bind(settings.addresses)
         if not problems:  # otherwise no port is opened
             ports.listen(sockets, settings.addresses)
-    if access is None or limiter is None or sockets is None or problems:
+    if problems:
         ports.close(sockets or {}, settings.addresses)
         if limiter is not None:
             limiter.close()
