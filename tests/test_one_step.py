@@ -4,6 +4,7 @@ A store that offers no `taker` has all plans executed in several steps.
 """
 
 import logging
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting
 from ratelimit_mw.model import Quota
-from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, stamp
+from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, shadowed, stamp, withholding
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.shells.asking import IP, START, InSteps, limiter
 from tests.test_combinations import asked_asgi, asked_wsgi, history, loaded
@@ -54,21 +55,34 @@ def test_one_step_leaves_the_same_answers_counters_tallies_and_logs_as_several(c
     name=st.sampled_from(sorted(ALGORITHMS)),
     limit=st.integers(1, 9),
     period=st.integers(1, 50),
-    burst=st.integers(1, 9),
-    asked=st.lists(st.tuples(st.integers(-70, 70), st.integers(0, 4)), min_size=1, max_size=30),
+    bucket=st.tuples(st.integers(1, 9), st.integers(0, 20)),
+    asked=st.lists(st.tuples(st.integers(-70, 70), st.integers(0, 4), st.booleans()), min_size=1, max_size=30),
 )
 def test_what_is_compiled_for_a_quota_gives_the_outcomes_and_the_values_of_the_general_decision(
-    name, limit, period, burst, asked
+    name, limit, period, bucket, asked
 ):
-    quota = Quota(name, limit, period, burst=burst if ALGORITHMS[name].has_burst else 0, buckets=period)
+    algorithm, (burst, longest) = ALGORITHMS[name], bucket
+    quota = Quota(name, limit, period, burst=burst if algorithm.has_burst else 0, buckets=period)
+    quota = replace(quota, max_wait=longest) if algorithm.can_wait else quota
     now, value = 10**6, b""
-    for wait, cost in asked:
+    for wait, cost, shadow in asked:
         now += wait
-        outcome, state = DECIDE_ALL[name](value[STAMP_SIZE:], quota, cost, now)
-        stored = None if state is None else stamp(quota, cost, False, outcome, now) + state
-        assert admitting(quota, cost)(value, now) in (None, (outcome, stored))
-        assert deciding(quota, cost)(value, now) == (outcome, stored)
+        decided = DECIDE_ALL[name](value[STAMP_SIZE:], quota, cost, now)
+        outcome, stored = valued(quota, cost, shadow, now, decided)
+        admit = shadowed(admitting(quota, cost)) if shadow else admitting(quota, cost)
+        assert admit(value, now) in (None, (outcome, stored))
+        assert deciding(quota, cost, shadow)(value, now) == (outcome, stored)
+        if outcome.allowed:
+            unasked, state = DECIDE_ALL[name](value[STAMP_SIZE:], quota, 0, now)
+            decided = unasked._replace(delay=outcome.delay), state
+        assert withholding(quota, cost, shadow)(value, now) == valued(quota, cost, shadow, now, decided)
         value = value if stored is None else stored
+
+
+def valued(quota, cost, shadow, now, decided):
+    """The outcome of a decision, and the value that is stored after it."""
+    outcome, state = decided
+    return outcome, None if state is None else stamp(quota, cost, shadow, outcome, now) + state
 
 
 ONE = {"name": "one", "by": "ip", "limit": "3 per minute", "algorithm": "fixed_window"}
@@ -84,7 +98,7 @@ def plan_of(limiter, **attributes):
     [
         pytest.param([ONE], True, id="one counter"),
         pytest.param([ONE, {**ONE, "name": "two"}], True, id="several counters"),
-        pytest.param([{**ONE, "shadow": True}], False, id="a shadow rule, whose denials are counted"),
+        pytest.param([ONE, {**ONE, "name": "two", "shadow": True}], True, id="a shadow rule"),
         pytest.param([{**ONE, "ban": BAN}], True, id="a ban"),
         pytest.param([{**ONE, "count": {"status": [401]}}], True, id="a charge that is settled by the response"),
         pytest.param([ONE, {"name": "two", "by": "ip", "limit": "9 concurrent"}], False, id="a place that is renewed"),
@@ -93,6 +107,13 @@ def plan_of(limiter, **attributes):
 def test_a_plan_knows_how_it_is_executed(rules, one_step):
     with limiter(rules=rules, storage=MemoryStore(clock=ManualClock(START))) as made:
         assert plan_of(made).direct == one_step
+
+
+def test_rules_that_deny_only_together_take_a_second_step_which_returns_what_was_charged():
+    limit = {"unit": "day", "requests_per_unit": 1}
+    descriptors = [{"key": "remote_address", "quota_mode": True, "rate_limit": limit}]
+    with limiter(rules=[], descriptors=descriptors, storage=MemoryStore(clock=ManualClock(START))) as made:
+        assert not plan_of(made).direct
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, InSteps])

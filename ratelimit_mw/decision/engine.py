@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from time import perf_counter
 from typing import Any
 
@@ -33,6 +34,7 @@ from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, Taker, 
 from ratelimit_mw.tally import DENIED, Passes
 
 _new = object.__new__
+_ADMITTED = itemgetter(0)
 
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")
@@ -270,7 +272,7 @@ class Engine:
             self.tally.local_denials += 1
         if not verdict.allowed:
             return
-        if verdict.delay or verdict.over or not all(outcome.allowed for outcome in verdict.outcomes):
+        if verdict.delay or verdict.over or not all(map(_ADMITTED, verdict.rows)):
             self.tally.passed(verdict.charges, verdict.outcomes, verdict.over, verdict.delay)
         else:
             self._passes(plan, verdict.charges).number += 1

@@ -47,7 +47,8 @@ class Plan:
 
     Args:
         charges: The counters.
-        direct: Whether the store may be asked in one step. It is not asked so if there is a shadow rule.
+        direct: Whether the store may be asked in one step. It is not asked so if rules deny only together: what it has
+            charged is then returned.
         plain: Whether the outcomes are those of the asks.
     """
 
@@ -66,13 +67,13 @@ class Plan:
         else:
             self.asks = tuple([ask for _, ask in charges])
         self.plain = plain
-        """Whether the outcomes are those of the asks, and no limit has a spare part."""
+        """Whether the outcomes are those of the asks, and no limit has a spare part or is a shadow."""
         self.direct = direct and bool(self.asks)
         """Whether the plan is executed in one step."""
-        for ask in self.asks:
-            if ask[3]:  # the denials of a shadow rule are counted. An index reads faster than the name
+        for rule, ask in () if charges is BLOCKED else charges:
+            if rule.quota_group:
                 self.direct = False
-            if ask[1].spare:
+            if ask[3] or ask[1].spare:  # an index reads faster than the name
                 self.plain = False
 
     def concluded(self, reply: Any) -> Verdict:

@@ -239,7 +239,7 @@ class Decider:
             not verdict.allowed
             or verdict.over
             or verdict.delay
-            or (verdict.shadowed and not all(map(_admitted, verdict.outcomes)))
+            or (verdict.shadowed and not all(map(_admitted, verdict.rows)))
         ):
             self._count(entry, verdict)
         return verdict

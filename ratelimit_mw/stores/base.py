@@ -119,7 +119,7 @@ class Store(ABC):
     def taker(self, asks: Sequence[Ask]) -> Taker | None:
         """What does what `ask` does for these asks and `DECIDE`. None: the store takes several steps.
 
-        The asks are enforced, none is a shadow. The function is called for each request with the same plan.
+        The function is called for each request with the same plan.
         """
         return self.ask, (asks, DECIDE)
 

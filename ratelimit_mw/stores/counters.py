@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any
 
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, widened
-from ratelimit_mw.algorithms.algorithm import USED_UP
+from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.model import Ask, Outcome, Quota, Row
 from ratelimit_mw.stores.base import Intent
 
@@ -78,9 +78,9 @@ class Counters:
                 if state is not None:
                     self.save(key, stamp(quota, cost, shadow, outcome, now) + state, now)
             return [outcome for outcome, _ in found]
-        return self.decide_otherwise(asks, found, commit, now, denied=denied)
+        return self._decide_otherwise(asks, found, commit, now, denied=denied)
 
-    def decide_otherwise(
+    def _decide_otherwise(
         self, asks: Sequence[Ask], found: list[_Found], commit: bool, now: int, *, denied: bool
     ) -> Sequence[Outcome]:
         """Conclude a decision that does not charge every counter: one denies, or there is no `commit`."""
@@ -166,19 +166,57 @@ def stamp(quota: Quota, cost: int, shadow: bool, outcome: Outcome, now: int) -> 
     return STAMP.pack(now + reset_after, share)
 
 
-Step = Callable[[bytes, int], tuple[Row, bytes | None]]
-"""Decides on an enforced request: (value of its counter, now) → (outcome, value to store or None)."""
+Decided = tuple[Row, bytes | None]
+"""An outcome, and the value of the counter to store, if it changes."""
+
+Step = Callable[[bytes, int], Decided]
+"""Decides on a request by one counter: (value of the counter, now) → outcome and value."""
 
 
-def deciding(quota: Quota, cost: int) -> Step:
+def deciding(quota: Quota, cost: int, shadow: bool) -> Step:
     """Compile the decision on requests of this cost that their `Admit` does not admit."""
     decide = DECIDE_ALL[quota.decided_by]
 
-    def step(value: bytes, now: int) -> tuple[Row, bytes | None]:
+    def step(value: bytes, now: int) -> Decided:
         outcome, state = decide(value[STAMP_SIZE:], quota, cost, now)
-        return outcome, None if state is None else stamp(quota, cost, False, outcome, now) + state
+        return outcome, None if state is None else stamp(quota, cost, shadow, outcome, now) + state
 
     return step
+
+
+def withholding(quota: Quota, cost: int, shadow: bool) -> Step:
+    """Compile the decision on requests of this cost that another counter denies: this one is not charged.
+
+    Only an overdraft is. A counter that has room is asked once, at no cost: it would admit the request.
+    """
+    decide, certain = DECIDE_ALL[quota.decided_by], not (quota.max_wait or quota.overdraft)
+
+    def step(value: bytes, now: int) -> Decided:
+        before = value[STAMP_SIZE:]
+        outcome, state = decide(before, quota, 0, now)
+        if not (certain and outcome[0] and outcome[1] >= cost):
+            uncharged = outcome, state
+            outcome, state = decide(before, quota, cost, now)
+            if outcome[0] and not quota.overdraft:
+                delay = outcome[4]
+                outcome, state = uncharged
+                outcome = outcome._replace(delay=delay) if delay else outcome
+        return outcome, None if state is None else stamp(quota, cost, shadow, outcome, now) + state
+
+    return step
+
+
+def shadowed(admit: Admit) -> Admit:
+    """The `Admit` of a shadow counter, whose used share is half of that of an enforced one. See `stamp`."""
+
+    def admit_shadow(value: bytes, now: int) -> tuple[Row, bytes] | None:
+        admitted = admit(value, now)
+        if admitted is None:
+            return None
+        row, after = admitted
+        return row, b"%b%c%b" % (after[:SHARE], after[SHARE] // 2, after[STAMP_SIZE:])
+
+    return admit_shadow
 
 
 def first_unexpired(now: int) -> bytes:

@@ -4,11 +4,12 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.clock import Clock, SystemClock
-from ratelimit_mw.model import Ask, Quota, Reply, Row
+from ratelimit_mw.model import Ask, Quota, Reply
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Store, StoreRequest, Taken, Taker
@@ -16,12 +17,14 @@ from ratelimit_mw.stores.counters import (
     MAX_SAMPLE,
     SAMPLE,
     SHARE,
-    STAMP_SIZE,
     Counters,
+    Decided,
     Step,
     deciding,
     evicted,
     first_unexpired,
+    shadowed,
+    withholding,
 )
 
 _log = logging.getLogger("ratelimit_mw")
@@ -43,6 +46,36 @@ class _CounterDict(dict[str, bytes]):
 
 _Place = tuple[str, _CounterDict]
 """The key of a counter, and the segment that has it."""
+
+
+class _Compiled(NamedTuple):
+    """The decisions about requests of one cost by the counters of one quota.
+
+    Attributes:
+        quota: The quota. It is kept so that its identity stays its own.
+        admit: Decides on most requests.
+        step: Decides on all others.
+        withheld: Decides on a request that another counter denies.
+        take: Decides and charges, where a request asks this counter alone.
+    """
+
+    quota: Quota
+    admit: Admit
+    step: Step
+    withheld: Step
+    take: Callable[[_Place], Taken]
+
+
+class _Several:
+    """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
+
+    __slots__ = ("denier", "places")
+
+    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, Step, Step, bool]]) -> None:
+        self.places = places
+        """Each with its decisions, see `_Compiled`, and whether it is a shadow, which denies nothing."""
+        self.denier = -1
+        """The index of the counter that has denied the last request. -1 if none has."""
 
 
 class MemoryStore(Counters, Store):
@@ -75,7 +108,7 @@ class MemoryStore(Counters, Store):
         self._room = max_counters // self._count
         self._segments = [_CounterDict() for _ in range(self._count)]
         self._lock = threading.Lock()
-        self._known: dict[tuple[int, int], tuple[Quota, Admit, Step, Callable[[_Place], Taken]]] = {}
+        self._known: dict[tuple[int, int, bool], _Compiled] = {}
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
         reset_after_fork(self)
@@ -104,22 +137,25 @@ class MemoryStore(Counters, Store):
         if len(asks) == 1:
             ask = asks[0]
             key = ask[0]  # an index reads a field of a NamedTuple faster than unpacking
-            return self._compiled(ask[1], ask[2])[3], (key, segments[hash(key) % count])
+            return self._compiled(ask[1], ask[2], ask[3])[4], (key, segments[hash(key) % count])
         places = []
-        for key, quota, cost, _ in asks:
-            _, admit, step, _ = self._compiled(quota, cost)
-            places.append((key, segments[hash(key) % count], admit, step))
-        return self._take_all, (asks, places)
+        for key, quota, cost, shadow in asks:
+            _, admit, step, withheld, _ = self._compiled(quota, cost, shadow)
+            places.append((key, segments[hash(key) % count], admit, step, withheld, shadow))
+        return self._take_all, _Several(places)
 
-    def _compiled(self, quota: Quota, cost: int) -> tuple[Quota, Admit, Step, Callable[[_Place], Taken]]:
-        """The quota, and the compiled decisions on requests of this cost: for those that it admits, others, and all."""
-        key = id(quota), cost  # by identity, because hashing a quota takes long. The entry holds it
+    def _compiled(self, quota: Quota, cost: int, shadow: bool) -> _Compiled:
+        """The decisions about requests of this cost. They are compiled once for each quota."""
+        key = id(quota), cost, shadow  # by identity, because hashing a quota takes long. The entry holds it
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _MOST_COMPILED:
                 self._known.clear()
-            admit, step = admitting(quota, cost), deciding(quota, cost)
-            known = self._known[key] = quota, admit, step, self._taking(admit, step)
+            admit, step = admitting(quota, cost), deciding(quota, cost, shadow)
+            if shadow:
+                admit = shadowed(admit)
+            known = _Compiled(quota, admit, step, withholding(quota, cost, shadow), self._taking(admit, step))
+            self._known[key] = known
         return known
 
     def _taking(self, admit: Admit, step: Step) -> Callable[[_Place], Taken]:
@@ -141,29 +177,42 @@ class MemoryStore(Counters, Store):
 
         return take
 
-    def _take_all(self, asked: tuple[Sequence[Ask], Sequence[tuple[str, _CounterDict, Admit, Step]]]) -> Taken:
-        """Decide on all counters first, and charge them if none denies."""
-        asks, places = asked
-        found: list[tuple[Row, bytes | None]] = []
-        denied = False
+    def _take_all(self, asked: _Several) -> Taken:
+        """Decide on all counters first, and charge them if none of those that are enforced denies."""
+        places = asked.places
         with self._lock:
             now = self._now()
-            for key, segment, admit, step in places:
-                stored = segment.get(key, b"")
-                used_up = stored and stored[SHARE] == USED_UP
-                decided = (None if used_up else admit(stored, now)) or step(stored, now)
-                found.append(decided)
-                if not decided[0][0]:
-                    denied = True
-            if denied:
-                states = [(row, value and value[STAMP_SIZE:]) for row, value in found]
-                return now, self.decide_otherwise(asks, states, True, now, denied=True), None
-            for (key, segment, _, _), (_, value) in zip(places, found, strict=True):
+            found = self._denied(asked, now) if asked.denier >= 0 else []
+            if not found:
+                for key, segment, admit, step, _, shadow in places:
+                    stored = segment.get(key, b"")
+                    used_up = stored and stored[SHARE] == USED_UP
+                    decided = (None if used_up else admit(stored, now)) or step(stored, now)
+                    if not (decided[0][0] or shadow):
+                        asked.denier = len(found)
+                        found = self._denied(asked, now)
+                        break
+                    found.append(decided)
+            for (key, segment, _, _, _, _), (_, value) in zip(places, found, strict=True):
                 if value is not None:
                     if key not in segment:
                         self._make_room(segment, now)
                     segment[key] = value
         return now, [row for row, _ in found], None
+
+    @staticmethod
+    def _denied(asked: _Several, now: int) -> list[Decided]:
+        """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
+        key, segment, _, step, _, _ = asked.places[asked.denier]
+        decided = step(segment.get(key, b""), now)
+        if decided[0][0]:
+            asked.denier = -1
+            return []
+        found: list[Decided] = []
+        for key, segment, _, _, withheld, _ in asked.places:
+            denies = len(found) == asked.denier
+            found.append(decided if denies else withheld(segment.get(key, b""), now))
+        return found
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
