@@ -20,6 +20,7 @@ class _KnownDenial(NamedTuple):
         since, until: the times between which the denial is certain.
         opens: the time from which a request of the same cost is admitted; `NEVER` if it never is.
         resets: the time at which the counter is as if unused.
+        remaining: what was left of the counter, which may be more than 0 if the request asked for more.
         cost: the cost of the denied request.
         quota: the quota of the counter.
         counted: whether a penalty that is not in force yet counts such denials. The store must then be asked.
@@ -30,6 +31,7 @@ class _KnownDenial(NamedTuple):
     until: int
     opens: int
     resets: int
+    remaining: int
     cost: int
     quota: Quota
     counted: bool
@@ -116,7 +118,7 @@ class DenyCache(Wrapper):
         Of several denials, the one that opens last is returned.
         """
         found: tuple[int, int] | None = None
-        only, kind = 0, Outcome
+        only, remaining, kind = 0, 0, Outcome
         for place, (key, quota, cost, shadow) in enumerate(asks):
             denial = self._denials.get(key)
             if denial and not shadow and denial.holds(quota, cost, now):
@@ -124,14 +126,18 @@ class DenyCache(Wrapper):
                     return None
                 applied = denial.applied(quota, cost)
                 if found is None or _comparable(applied[0]) > _comparable(found[0]):
-                    found, only, kind = applied, place, Banned if denial.penalised else Outcome
-            elif quota.overdraft and cost:  # it is charged, whatever the others say
-                return None
+                    found, only, remaining = applied, place, denial.remaining
+                    kind = Banned if denial.penalised else Outcome
+            elif cost:
+                if denial:  # what is left changes if the store charges this cost
+                    self._denials.drop(key)
+                if quota.overdraft:  # it is charged, whatever the others say
+                    return None
         if found is None:
             return None
         opens, resets = found
         retry_after = opens - now if opens != NEVER else NEVER
-        outcome = kind(False, 0, max(resets - now, 0), retry_after)
+        outcome = kind(False, remaining, max(resets - now, 0), retry_after)
         return Reply(now + self._offset, (outcome,), only=only)
 
     def _learn(self, asks: Sequence[Ask], asked_at: int, reply: Reply, *, charged: bool = True) -> None:
@@ -154,7 +160,8 @@ class DenyCache(Wrapper):
                 until = asked_at + (_MAX_AGE if certain == NEVER else min(certain, _MAX_AGE))
                 opens = NEVER if outcome.retry_after == NEVER else answered_at + outcome.retry_after
                 resets, penalised = answered_at + outcome.reset_after, lasts and answered_at + lasts
-                denial = _KnownDenial(asked_at, until, opens, resets, cost, quota, counted, penalised)
+                left = outcome.remaining
+                denial = _KnownDenial(asked_at, until, opens, resets, left, cost, quota, counted, penalised)
                 learnt.append((key, denial))
                 longest_cached = longest_cached if counted else max(longest_cached, _comparable(outcome.retry_after))
         for key, denial in learnt:

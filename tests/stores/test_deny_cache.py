@@ -106,6 +106,16 @@ def test_a_smaller_cost_than_was_denied_is_asked(cache):
     assert cache.decide([ask(4, limit=5)]).outcomes[0].allowed
 
 
+def test_what_is_left_for_a_smaller_cost_is_remembered(cache, store):
+    def denied():
+        return tuple(cache.decide([ask(5, limit=5)]).outcomes[0][:2])
+
+    assert cache.decide([ask(1, limit=5)]).outcomes[0].allowed
+    assert (denied(), store.asked, denied(), store.asked) == ((False, 4), 2, (False, 4), 2)
+    assert cache.decide([ask(3, limit=5)]).outcomes[0].allowed
+    assert (denied(), denied(), store.asked) == ((False, 1), (False, 1), 4)
+
+
 def test_a_look_is_asked(cache, store):
     exhaust(cache)
     asked = store.asked
@@ -185,6 +195,8 @@ def test_it_never_says_another_thing_than_the_store(algorithm, steps):
         asks = [ask(cost, key=f"d:r:{{{name}}}", algorithm=algorithm, limit=3)]
         said, expected = cache.decide(asks).outcomes[0], plain.decide(asks).outcomes[0]
         assert (said.allowed, said.retry_after) == (expected.allowed, expected.retry_after)
+        assert said.remaining <= expected.remaining  # time gives back to other windows while the denial is remembered
+        assert said.remaining == expected.remaining or algorithm != "fixed_window"
         clock.advance(wait)
 
 
