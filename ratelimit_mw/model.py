@@ -262,7 +262,12 @@ class Rule:
     """The domain and the name. The counts of the rule are found by it. All limits of requests have one label."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", f"{self.domain}/{SENT if self.sent else self.name}")
+        object.__setattr__(self, "label", f"{self.domain}/{self.logged}")
+
+    @property
+    def logged(self) -> str:
+        """The name in logs and messages. All limits that requests bring along have one."""
+        return SENT if self.sent else self.name
 
 
 class Charge(NamedTuple):

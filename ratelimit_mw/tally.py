@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from types import MappingProxyType
 
-from ratelimit_mw.model import SECOND, SENT, Charge, Decision, Outcome, Quota, Row, Rule
+from ratelimit_mw.model import SECOND, Charge, Decision, Outcome, Quota, Row, Rule
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Histogram, HitsSnapshot, RuleSnapshot, Snapshot, Totals
 
@@ -235,7 +235,7 @@ class Tally:
     def cell(self, rule: Rule) -> Cell:
         """Return the cell of a rule. It is the one of all further rules if there are too many."""
         cell = self._cells.get(rule.label)
-        return self._made(rule.domain, SENT if rule.sent else rule.name) if cell is None else cell
+        return self._made(rule.domain, rule.logged) if cell is None else cell
 
     def _made(self, domain: str, name: str) -> Cell:
         label = f"{domain}/{name}"

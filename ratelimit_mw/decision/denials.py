@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from ratelimit_mw.clock import Clock, clock_to_move
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.identity.request import Arguments, Request
+from ratelimit_mw.identity.request import METHODS, Arguments, Request
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.logs import LineLimit
-from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.model import NEVER, SECOND, Rule
 from ratelimit_mw.rules.domains import Rules
 
 DENIALS = logging.getLogger("ratelimit_mw.denials")
@@ -20,9 +20,6 @@ DENIALS = logging.getLogger("ratelimit_mw.denials")
 
 DENIAL_FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted", "shadow")
 """The attributes of its records."""
-
-_METHODS = frozenset(("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"))
-"""The methods that are logged as they are. A client may send any other text."""
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -72,17 +69,15 @@ class DenialLog:
         omitted = self.lines.omitted(subject, observe.denials, now)
         if omitted is None:
             return
-        key = charge.ask.key if charge is not None else ""
         request = rules.attributes.request_of(given)
         wait = (verdict.wait or NEVER) if charge is None else verdict.outcomes[place].retry_after
-        name = charge.rule.name if charge is not None else None
+        rule = None if charge is None else charge.rule.name
+        name = None if charge is None else charge.rule.logged
         retry_after = None if wait == NEVER else wait / SECOND
-        identity = key[key.index("{") + 1 : -1] if key and observe.identity != "none" else None
-        if identity and observe.identity == "hashed":
-            identity = rules.attributes.digest(identity)
+        identity = None if charge is None else shown_client(charge.ask.key, charge.rule, rules)
         limit = None if charge is None else charge.ask.quota.shown_size
-        route = _route(rules, name, request)
-        method = request.method if request.method in _METHODS else rules.attributes.digest(request.method)
+        route = _route(rules, rule, request)
+        method = request.method if request.method in METHODS else rules.attributes.digest(request.method)
         values = name, reason, limit, retry_after, identity, method or None, route, omitted, shadow
         try:
             DENIALS.info(
@@ -99,6 +94,17 @@ class DenialLog:
             if not self._failed:
                 self._failed = True
                 _log.error("a handler of the denials failed: %s (logged once)", described(error))
+
+
+def shown_client(key: str, rule: Rule, rules: Rules) -> str | None:
+    """Return what a log or a page has of the client whose counter has this key, as `observe.identity` says.
+
+    The client of a limit that a request has brought along is hashed, because the identity has texts of the request.
+    """
+    identity, shown = key.partition("{")[2][:-1], rules.observe.identity
+    if shown == "none" or not identity:
+        return None
+    return rules.attributes.digest(identity) if shown == "hashed" or rule.sent else identity
 
 
 def _route(rules: Rules, rule: str | None, request: Request) -> str | None:

@@ -246,24 +246,13 @@ class BanLog:
         self._lines.reset()
 
 
-_OTHERS = "(others)"
-"""The name under which the limits of requests are counted whose names are too many or too long."""
-
-_MAX_SENT = 1_000
-_LONGEST_SENT = 100
-
-
 class Shadows:
-    """Counts the denials that shadow rules would have made. `denials` counts them by the name of the rule.
-
-    Clients choose the names of limits that requests bring along. So only the first of these names are counted apart.
-    """
+    """Counts the denials that shadow rules would have made. `denials` counts them by the name of the rule."""
 
     _counting = lazy(lock)
 
     def __init__(self) -> None:
         self.denials: Counter[str] = Counter()
-        self._sent: set[str] = set()
 
     def count(self, verdict: Verdict) -> list[int]:
         """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`).
@@ -274,32 +263,19 @@ class Shadows:
         found = []
         for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
             if not outcome.allowed and ask.shadow and not rule.quota_group:
-                self.add(rule.name, sent=rule.sent)
+                self.add(rule.logged)
                 found.append(place)
         return found
 
-    def add(self, rule: str, *, sent: bool = False) -> None:
-        """Count one denial that a rule would have made.
-
-        Args:
-            rule: the name of the rule.
-            sent: whether a request has brought the limit along.
-        """
+    def add(self, rule: str) -> None:
+        """Count one denial that a rule of this name would have made."""
         with self._counting:
-            self.denials[self._counted_as(rule) if sent else rule] += 1
+            self.denials[rule] += 1
 
     def reset(self) -> None:
         """Count the next denials as if there were none before."""
         with self._counting:
             self.denials.clear()
-            self._sent.clear()
-
-    def _counted_as(self, name: str) -> str:
-        if name not in self._sent:
-            if len(self._sent) >= _MAX_SENT or len(name) > _LONGEST_SENT:
-                return _OTHERS
-            self._sent.add(name)
-        return name
 
 
 class Storage:

@@ -152,8 +152,7 @@ def _refunds(
 
 def _require_refunds(rule: Rule, quota: Quota) -> None:
     if not ALGORITHMS[quota.algorithm].refunds_later:
-        name = SENT if rule.sent else rule.name
-        raise NotRefundable(f"hits cannot be given back to {quoted(name)}: {quota.algorithm} needs their time")
+        raise NotRefundable(f"hits cannot be given back to {quoted(rule.logged)}: {quota.algorithm} needs their time")
 
 
 def _request(rules: RuleSet, lists: Sequence[Sequence[Entry]]) -> Request:

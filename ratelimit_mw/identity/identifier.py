@@ -1,8 +1,8 @@
 """Build identities: the text between the braces of a counter's key, which says whose counter it is.
 
 An identity is compiled from one entry of `by`. Each part names its attribute, so the user "192.0.2.1" and the address
-192.0.2.1 have different identities. Values that clients send are hashed. Only short values without special characters
-of attributes that are not secret (`_NOT_SECRET`) are written as they are.
+192.0.2.1 have different identities. Values that clients send are hashed, because an identity is logged. Only addresses
+and known methods are written as they are.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import Absence, Attributes, canonical_name, read_app_route
 from ratelimit_mw.identity.fields import BY_ADDRESS
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import METHODS, Request
 
 
 class Parameters(dict[str, str]):
@@ -46,8 +46,9 @@ KEY = "(key)"
 CONNECTION = "connection"
 """The attribute that identifies the WebSocket of a message. Only messages have it. Its value is the whole identity."""
 
-_UNESCAPED = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_NOT_SECRET = ("method", "tier", "host")
+_NOT_SECRET = ("host", "path", "tier")
+"""Attributes whose values may be guessed without harm."""
+
 _PRESENT = ("ip", "global", "method", "path", "host", "route", CONNECTION, "user")
 """What requests have, or what is noticed elsewhere if it is absent."""
 
@@ -271,17 +272,17 @@ def _by_attribute(name: str, attributes: Attributes) -> Identifier:
 def encoder(name: str, attributes: Attributes) -> Callable[[str], str]:
     """Return the function that encodes a value of the attribute `name` as a part of an identity: "name=value".
 
-    The value is hashed unless it is an address or a short text that is not secret. A "~" marks a hash where a value
-    could stand. The name need not be a known attribute, because the entries that `check()` takes have any key.
+    The value is hashed unless it is an address or a known method. A "~" marks a hash where a value could stand. The
+    name need not be a known attribute, because the entries that `check()` takes have any key.
     """
     name = canonical_name(name)
     digest, prefix = attributes.digest_of(name), f"{_escaped(name)}="
     if name == "ip":
         network = attributes.network
         return lambda value: prefix + (network(value) or f"~{digest(value)}")
-    if name in _NOT_SECRET:
-        return lambda value: prefix + (value if _UNESCAPED.fullmatch(value) else f"~{digest(value)}")
-    if name != "path":
+    if name == "method":
+        return lambda value: prefix + (value if value in METHODS else f"~{digest(value)}")
+    if name not in _NOT_SECRET:
         attributes.warn_without_secret()
     return lambda value: prefix + digest(value)
 

@@ -12,6 +12,9 @@ from ratelimit_mw.identity.path_forms import Forms
 
 T = TypeVar("T")
 
+METHODS = frozenset(("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"))
+"""The methods that are written as they are. A client may send any other text."""
+
 Alternative = Mapping[str, str | None]
 """One value for each attribute that has several."""
 

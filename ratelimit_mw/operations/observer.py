@@ -6,9 +6,10 @@ The table of denied clients is bounded: who was denied by which rule, how often,
 import secrets
 
 from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.decision.denials import shown_client
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import NEVER, SECOND, SENT, Rule
+from ratelimit_mw.model import NEVER, SECOND, Rule
 from ratelimit_mw.operations.activity import MOST_LIMITED, NO_COUNTS, Activity, LimitedClient, ProcessReport, Recorder
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.rules.domains import Rules
@@ -192,14 +193,11 @@ def process_name() -> str:
 
 def _client(key: str, entry: ClientDenials, rules: Rules) -> LimitedClient:
     """Return what is shown of a denied client. `key` is that of its counter, which ends with `{client}`."""
-    client, rule = key[key.index("{") + 1 : -1], entry.rule
-    if rules.observe.identity == "none":
-        client = HIDDEN
-    elif rules.observe.identity == "hashed":
-        client = rules.attributes.digest(client)
+    rule = entry.rule
+    client = shown_client(key, rule, rules) or HIDDEN
     if len(client) > _LONGEST:
         client = client[: _LONGEST - 1] + "…"
-    name, until = SENT if rule.sent else rule.name, None if entry.wait == NEVER else (entry.last + entry.wait) / SECOND
+    name, until = rule.logged, None if entry.wait == NEVER else (entry.last + entry.wait) / SECOND
     return LimitedClient(
         client, rule.domain, name, entry.reason, entry.count, entry.first / SECOND, until, entry.shadow
     )

@@ -88,6 +88,59 @@ def test_the_log_says_at_start_that_the_switch_is_not_on(tmp_path, word):
     assert f'"message": "RATELIMIT_MW={word} is set: no request is denied"' in "\n".join(service.lines[:3])
 
 
+MARK = "marked-by-the-client"
+BY = ("host", "tier", "method", "user", "path", "shop", "header:X", "cookie:c", "query:q")
+KEYS = ("host", "tier", "method", "user", "other")
+NONE = {"limit": "0 per year"}
+EVERYTHING = {
+    "domain": "shop",
+    "client": {
+        "secret": "s",
+        "trusted_proxies": ["127.0.0.0/8"],
+        "user": "header:Authorization",
+        "tier": "header:X-Plan",
+    },
+    "storage": {"timeout": "5s"},
+    "attributes": {"shop": "query:shop"},
+    "rules": [
+        *(
+            {"name": f"r {by}", "by": by, **NONE, "ban": {"after": "2 denials in 1 minute", "for": "1 hour"}}
+            for by in BY
+        ),
+        *({"name": f"s {by}", "by": by, **NONE, "shadow": True} for by in BY),
+    ],
+    "descriptors": [{"key": key, "rate_limit": {"unit": "year", "requests_per_unit": 0}} for key in KEYS],
+}
+
+
+def test_no_log_and_no_metric_has_a_text_of_a_client(tmp_path):
+    with Serving(rules_at(tmp_path, json.dumps(EVERYTHING)), "--log-denials", "--log-format", "json") as service:
+        headers = {
+            "X-Original-Method": MARK,
+            "X-Original-URI": f"/{MARK}?shop={MARK}&q={MARK}",
+            "Host": MARK,
+            "X-Plan": MARK,
+            "Authorization": MARK,
+            "Cookie": f"c={MARK}",
+            "X": MARK,
+            "X-Forwarded-For": MARK,
+        }
+        assert httpx.get(f"{service.http}/auth", headers=headers).status_code == 429
+        for name in BY:
+            found = httpx.post(f"{service.http}/v1/check", json={"attributes": {name: MARK}}).json()
+            assert (name, found["allowed"]) == (name, False)
+        for key in KEYS:
+            assert service.ask(request("shop", [(key, MARK)])).overall_code == OVER_LIMIT
+        sent = request("shop", [(MARK, MARK)])
+        sent.descriptors[0].limit.requests_per_unit, sent.descriptors[0].limit.unit = 0, 1
+        assert service.ask(sent).overall_code == OVER_LIMIT
+        assert service.ask(request(MARK, [(MARK, MARK)])).overall_code == OK  # an unknown domain
+        pages = [httpx.get(f"{service.admin}/{page}").text for page in ("metrics", "stats", "rlconfig")]
+        rules = {json.loads(line).get("rule") for line in service.lines}
+    assert {"(sent)", "other", "r host", "s host"} <= rules
+    assert [line for line in [*service.lines, *"\n".join(pages).splitlines()] if MARK in line] == []
+
+
 def test_a_drain_says_not_ready_and_answers_new_requests_until_a_second_signal_ends_it_at_once(tmp_path):
     with Serving(rules_at(tmp_path, RULES), "--drain", "1h") as service:
         assert (status_of(f"{service.http}/livez"), status_of(f"{service.http}/readyz")) == (200, 200)
