@@ -180,7 +180,7 @@ def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Compari
         known: The names of the rules of all files that are checked.
     """
     rules = examined.rules
-    if rules is None or rules.source is not None:  # the rules themselves are in a database
+    if rules is None or rules.source is not None or rules.asking is not None:  # the rules themselves are elsewhere
         return Comparison(app.name, examined, ())
     rows = list(rows_of(app.routes, rules))
     names = sorted({name for route in app.routes for name in route.asked if isinstance(name, str)} - set(known))

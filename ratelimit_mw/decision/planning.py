@@ -276,7 +276,7 @@ class Planner:
                 "(logged once)",
             )
             return ()
-        if name not in self.names.inline:
+        if name not in self.names.inline and rules.asking is None:
             self.names.rules.add(name)
         ends = holding or request.context is not None
         if rules.settling and any(_settled_late(charge, ends) for charge in charges):

@@ -134,7 +134,7 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
     if rules.source is not None:  # the rules are still to be read from their database
         return []
     known = rule_names(rules)
-    unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known)
+    unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known and rules.asking is None)
     problems += [unknown_rule(name, known) for name in unknown]
     for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit)):
         try:

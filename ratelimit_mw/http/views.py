@@ -128,6 +128,9 @@ def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
 
 
 def _require(names: UsedNames, found: tuple[Found, ...], rules: Rules) -> None:
+    if rules.asking is not None and any(each.limit.refund_when is not None for each in found):
+        message = "refund_when can't be used: the service at storage.url refunds nothing"
+        raise ConfigurationError([Problem(message, hint="remove it")])
     if rules.source is None:  # otherwise the rules are still to be read from their database
         require_named(rules, {each.rule for each in found if isinstance(each.rule, str)})
         _require_limits(names, found, rules)

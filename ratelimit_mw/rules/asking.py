@@ -5,6 +5,8 @@ values are hashed with `client.secret`.
 """
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
@@ -13,7 +15,7 @@ from ratelimit_mw.identity.attributes import Reader
 from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import EntriesRequest, MappingRequest, Request
 from ratelimit_mw.model import Ask, Charge, Rule
-from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.ruleset import REFUSED, RuleSet, Selection
 
 ASKED = "(service)"
@@ -46,34 +48,45 @@ class AskingRules(RuleSet):
         self._readers: list[tuple[str, Reader]] = [(name, attributes.reader(name)) for name in ("path", "host", *own)]
         names = ("remote_address", "method", "path", "host", *own)
         self._end = f'"domain":{quoted(self.domain)}}}'
-        self.asking = self._question(dict.fromkeys(names, '"127.0.0.1"'))
+        self.asking = "{" + self._question(dict.fromkeys(names, '"127.0.0.1"'))
         """The question that tries the service: it has all attributes that requests have."""
 
-    def plan(self, request: Request, cost: int = 1) -> tuple[Charge, ...]:
-        """Return the charge whose ask is the question about a request, or none if the request is exempt."""
+    def plan(self, request: Request, cost: int = 1, named: str = "") -> tuple[Charge, ...]:
+        """Return the charge whose ask is the question about a request, or none if the request is exempt.
+
+        `named` is the JSON of further members of the question.
+        """
         if type(request) is EntriesRequest:
-            question = _write({"entries": request.entries, "domain": self.domain})
-            return (self._charge(question, cost),)
-        charges = self._asked(request, self._select(request), cost)
+            return self._charges_of(f'"entries":{_write(request.entries)},{named}{self._end}', cost)
+        charges = self._asked(request, self._select(request), cost, named)
         if request.several:
-            return self._in_each(request, lambda view, agreed: self._asked(view, self._select(view, agreed), cost))
+            each = partial(self._asked, cost=cost, named=named)
+            return self._in_each(request, lambda view, agreed: each(view, self._select(view, agreed)))
         return charges
 
-    def _asked(self, request: Request, selection: Selection, cost: int) -> tuple[Charge, ...]:
+    def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+        """Return the charge that asks for one rule of the service. Raises ValueError if the app sets its limit."""
+        name, key, limit = (asked, None, None) if isinstance(asked, str) else asked
+        if limit is not None:
+            raise ValueError(f"the limit {limit!r} can't be used: the service decides by its own rules")
+        named = {"rule": name} if key is None else {"rule": name, "key": key and self.attributes.digest(key)}
+        return self.plan(request, cost, f"{_write(named)[1:-1]},")
+
+    def _asked(self, request: Request, selection: Selection, cost: int, named: str) -> tuple[Charge, ...]:
         free = selection[2]
         if free is not None:
             return BLOCKED if free == REFUSED else ()
-        return (self._charge(self._question(self._told(request)), cost),)
+        return self._charges_of(self._question(self._told(request), named), cost)
 
-    def _charge(self, question: str, cost: int) -> Charge:
-        return Charge(self._rule, Ask(f"{self.key}:{ASKED}:{question}", NOTHING, cost))
+    def _charges_of(self, question: str, cost: int) -> tuple[Charge, ...]:
+        return (Charge(self._rule, Ask(f"{self.key}:{ASKED}:{{{question}", NOTHING, cost)),)
 
-    def _question(self, told: dict[str, str]) -> str:
-        """The question with these attributes, whose values are JSON."""
+    def _question(self, told: dict[str, str], named: str = "") -> str:
+        """The question with these attributes, whose values are JSON, without its first brace."""
         if len(told) > MOST_TOLD:
             raise ValueError(f"a service is told at most {MOST_TOLD} attributes")
         attributes = ",".join([f"{quoted(name)}:{value}" for name, value in told.items()])
-        return f'{{"attributes":{{{attributes}}},{self._end}'
+        return f'"attributes":{{{attributes}}},{named}{self._end}'
 
     def _told(self, request: Request) -> dict[str, str]:
         """The JSON of each attribute of a request that the service is told."""

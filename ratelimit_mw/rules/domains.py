@@ -174,8 +174,6 @@ def rule_names(rules: Rules) -> set[str]:
 def unknown_rule(name: str, known: Collection[str]) -> Problem:
     """The problem that the app asks for a rule that is not among `known`."""
     hint = near(name, known) or "a rule for this is on_demand: true"
-    if not known:
-        hint = "this file has no rules, and those of a service can't be asked by name: give the rule a match there"
     if name[:1].isdigit() and not near(name, known):
         hint = "a limit in code is written as @limited(…), or as limit=… after the name of a rule"
     return Problem(f"the app asks for the rule {quoted(name)}, which does not exist", hint=hint)
@@ -194,6 +192,8 @@ def require_named(rules: Rules, names: Iterable[str]) -> None:
         ConfigurationError: A name is unknown, or the rule depends on the response, which does not exist yet when the
             app asks for it.
     """
+    if rules.asking is not None:  # only the service knows its rules
+        return
     rules_by_name = {rule.rule.name: rule for part in reversed(rules.parts) for rule in part.compiled}
     known = rules_by_name.keys()
     problems = []

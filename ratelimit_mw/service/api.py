@@ -166,10 +166,10 @@ class _Api:
         decisions = await self._each(self._limiter.apeek, checks)
         return self._several(decisions, rows=rows) if several else JSONResponse(as_json(decisions[0]))
 
-    def _several(self, decisions: Sequence[Decision], *, rows: bool) -> Response:
+    def _several(self, decisions: Sequence[Decision | None], *, rows: bool) -> Response:
         """Several decisions, and what the denials of their rules say to clients if it is not the usual."""
         listed = {"rows": [*map(as_row, decisions)]} if rows else {"decisions": as_json(decisions)}
-        names = {decision.rule for decision in decisions}
+        names = {decision.rule for decision in decisions if decision is not None}
         told = {
             rule.name: {"status": rule.status, "message": rule.message, "hidden": rule.hidden}
             for rule in reversed(self._limiter.rules.rules)
@@ -180,14 +180,14 @@ class _Api:
     async def explain(self, request: Request) -> Response:
         """`/v1/explain`: explain a decision."""
         check = self._reader().one(parsed(await read_body(request)))
-        explanation = await self._limiter.aexplain(check.attributes, check.cost, domain=check.domain)
+        explanation = await self._limiter.aexplain(check.attributes, check.cost, domain=check.domain, **check.named)
         return JSONResponse(as_json(explanation), 503 if explanation.error else 200)
 
     async def reset(self, request: Request) -> Response:
         """`/v1/reset`: reset the counters of a client."""
         check = self._reader().one(parsed(await read_body(request)), with_cost=False)
         try:
-            await self._limiter.areset(check.attributes, domain=check.domain)
+            await self._limiter.areset(check.attributes, domain=check.domain, **check.named)
         except StoreUnavailable:
             return JSONResponse(_UNAVAILABLE, 503)
         return JSONResponse({"reset": True})
@@ -220,9 +220,17 @@ class _Api:
         return checks, several, several and value.get("rows", False)
 
     @staticmethod
-    async def _each(ask: Callable[..., Awaitable[Decision]], checks: list[Check]) -> list[Decision]:
-        """Decide on all checks in order. They are sent to a remote store together."""
-        return await asyncio.gather(*[ask(attributes, cost, domain=domain) for attributes, cost, domain in checks])
+    async def _each(ask: Callable[..., Awaitable[Decision]], checks: list[Check]) -> list[Any]:
+        """Decide on all checks in order. They are sent to a remote store together. None is for an unknown rule."""
+
+        async def by_name(check: Check) -> Decision | None:
+            try:
+                return await ask(check.attributes, check.cost, domain=check.domain, **check.named)
+            except LookupError:
+                return None
+
+        asked = [by_name(each) if each[3] else ask(each[0], each[1], domain=each[2]) for each in checks]
+        return await asyncio.gather(*asked)
 
 
 _FORM = (

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.identity.request import Arguments
 from ratelimit_mw.model import Decision
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, rule_names
+from ratelimit_mw.rules.inline import ByName
 
 MAX_BODY = 64 * 1024
 """The longest body, in bytes."""
@@ -28,8 +29,8 @@ MAX_TEXT = 4 * 1024
 """The longest key or value, in bytes of UTF-8."""
 
 _MOST_PROBLEMS = 100
-_CHECK = ("attributes", "entries", "cost", "domain")
-_RESET = ("attributes", "entries", "domain")
+_RESET = ("attributes", "entries", "domain", "rule", "key")
+_CHECK = (*_RESET, "cost")
 
 
 class BadRequest(ValueError):
@@ -48,6 +49,7 @@ class Check(NamedTuple):
     attributes: Arguments
     cost: int
     domain: str | None
+    named: ByName
 
 
 def parsed(body: bytes) -> object:
@@ -79,6 +81,8 @@ class CheckReader:
         self._attributes = rules.attributes
         self._unread = rules.source is not None  # the rules are still to be read, so every name may be right
         self._domains = frozenset(part.domain for part in rules.parts)
+        self._rules = rule_names(rules)
+        self._rows: Any = False
         self.problems: list[str] = []
 
     def checks(self, value: object) -> tuple[list[Check], bool]:
@@ -89,7 +93,8 @@ class CheckReader:
         """
         if isinstance(value, Mapping) and "checks" in value:
             self._refuse_unknown_keys(value, ("checks", "rows"), "")
-            if type(value.get("rows", False)) is not bool:
+            self._rows = value.get("rows", False)
+            if type(self._rows) is not bool:
                 self._add("rows", "must be true or false")
             listed = value["checks"]
             if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_CHECKS:
@@ -117,22 +122,34 @@ class CheckReader:
     def _check(self, value: object, at: str, keys: Sequence[str]) -> Check:
         if not isinstance(value, Mapping):
             self._add(at, "must be an object with attributes or entries")
-            return Check({}, 1, None)
+            return Check({}, 1, None, {})
         self._refuse_unknown_keys(value, keys, at)
         attributes: Arguments = {}
         if ("attributes" in value) == ("entries" in value):
             self._add(at, "must have either attributes or entries")
         elif "attributes" in value:
-            attributes = self._named(value["attributes"], _join(at, "attributes"))
+            attributes = self._attributes_of(value["attributes"], _join(at, "attributes"))
         else:
             attributes = self._entries(value["entries"], _join(at, "entries"))
         cost = value.get("cost", 1)
         if type(cost) is not int or cost < 0:
             self._add(_join(at, "cost"), "must be a whole number from 0 on")
             cost = 1
-        return Check(attributes, cost, self._domain(value.get("domain"), _join(at, "domain")))
+        return Check(attributes, cost, self._domain(value.get("domain"), _join(at, "domain")), self._named(value, at))
 
-    def _named(self, value: object, at: str) -> Mapping[str, str]:
+    def _named(self, value: Mapping[str, Any], at: str) -> ByName:
+        """The arguments `rule` and `key`. Rows are null for an unknown rule, so that other checks are decided."""
+        named: Any = {name: value[name] for name in ("rule", "key") if value.get(name) is not None}
+        for name, text in named.items():
+            self._require_text(text, _join(at, name), "the value")
+        rule = named.get("rule")
+        if named and rule is None:
+            self._add(_join(at, "key"), "needs a rule")
+        elif isinstance(rule, str) and not (self._rows or self._unread or rule in self._rules):
+            self._add(_join(at, "rule"), "the rules do not have this rule")
+        return named  # type: ignore[no-any-return]  # checked above
+
+    def _attributes_of(self, value: object, at: str) -> Mapping[str, str]:
         if not isinstance(value, Mapping) or len(value) > MAX_ENTRIES:
             self._add(at, f"must be an object of at most {MAX_ENTRIES} attributes")
             return {}
@@ -193,11 +210,13 @@ def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
-def as_row(decision: Decision) -> list[Any]:
-    """Return a decision as JSON has it in `rows`: the values of its fields, in order.
+def as_row(decision: Decision | None) -> list[Any] | None:
+    """Return a decision as JSON has it in `rows`: the values of its fields, in order. None is for an unknown rule.
 
     Policies are null if the only one says the same as the decision, which is the usual case.
     """
+    if decision is None:
+        return None
     alike = len(decision.policies) == 1 and decision._replace(policies=()) == decision.policies[0]
     policies = None if alike else [as_row(policy) for policy in decision.policies]
     return [policies if name == "policies" else as_json(value) for name, value in decision._asdict().items()]

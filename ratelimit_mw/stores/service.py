@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import PermanentFault, StoreUnavailable, extra
+from ratelimit_mw.errors import CounterError, PermanentFault, StoreUnavailable, extra
 from ratelimit_mw.model import Ask, Decision, Reply, ServiceReply
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
@@ -53,6 +53,8 @@ _REFUSALS = {
     404: "correct the host and the port of the storage URL (that of --http), or update the service",
 }
 """The remedy for each status that waiting cannot heal."""
+
+_UNKNOWN = "the rule that the app asks for by name is not in the rules of the service"
 
 _UNLIKE = "the server does not answer as the service does"
 _OTHER_SERVER = "correct the host and the port of the storage URL: this is not the HTTP port of ratelimit-mw serve"
@@ -311,10 +313,10 @@ def _converse(requests: Sequence[StoreRequest]) -> Conversation:
     responses = yield calls
     told = [_told(response, size) for response, size in zip(responses, sizes, strict=True)]
     rules = {name: facts for _, known in told for name, facts in known.items()}
-    replies: list[list[Decision]] = [[] for _ in requests]
+    replies: list[list[Any]] = [[] for _ in requests]
     for place, decision in zip(order, chain.from_iterable([decisions for decisions, _ in told]), strict=True):
         replies[place].append(decision)
-    return [ServiceReply.of(decisions, rules) for decisions in replies]
+    return [ServiceReply.of(each, rules) if None not in each else CounterError(_UNKNOWN) for each in replies]
 
 
 def _question(ask: Ask) -> str:
@@ -336,8 +338,11 @@ def _batches(questions: Sequence[str]) -> Iterator[Sequence[str]]:
         yield batch
 
 
-def _told(response: Any, number: int) -> tuple[Sequence[Decision], Mapping[str, Any]]:
-    """The decisions of a response, and what it says of their rules. Raises StoreUnavailable if there are none."""
+def _told(response: Any, number: int) -> tuple[Sequence[Decision | None], Mapping[str, Any]]:
+    """The decisions of a response, and what it says of their rules. None is for a rule that the service does not have.
+
+    Raises StoreUnavailable if there are none.
+    """
     status, body = response
     if status in _REFUSALS:
         raise PermanentFault(f"the service refuses to decide ({status}): {_problem(body)}", _REFUSALS[status])
@@ -345,7 +350,7 @@ def _told(response: Any, number: int) -> tuple[Sequence[Decision], Mapping[str, 
         raise StoreUnavailable(f"the service answered with status {status}")
     try:
         told = json.loads(body)
-        decisions, rules = [_decision(each) for each in told["rows"]], told.get("rules", {})
+        decisions, rules = [None if each is None else _decision(each) for each in told["rows"]], told.get("rules", {})
         if len(decisions) == number and all(map(_is_said, rules.values())):
             return decisions, rules
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

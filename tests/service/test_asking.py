@@ -301,20 +301,68 @@ def test_what_needs_the_counters_raises_a_sentence(ask, what):
         ask(limiter)
 
 
-def test_a_rule_cannot_be_asked_by_its_name():
-    with asking() as (limiter, _), pytest.raises(LookupError, match="those of a service can't be asked by name"):
-        limiter.check({"ip": "192.0.2.1"}, rule="everybody")
+MAIL = {"name": "mail", "by": "user", "limit": "1 per hour", "algorithm": "fixed_window", "on_demand": True}
 
 
-@pytest.mark.parametrize(("asked", "what"), [("everybody", "by name"), ("5 per minute", "decides by its own rules")])
-def test_a_decorator_of_the_app_is_refused_at_start(asked, what):
-    flask = pytest.importorskip("flask")
+def test_a_rule_of_the_service_is_asked_by_its_name_with_a_key():
+    ann = {"rule": "mail", "key": "ann"}
+    with asking(file([MAIL, {**EVERYBODY, "limit": "0 per minute"}])) as (limiter, recorder):
+        peeked, first = limiter.peek({}, **ann), limiter.check({}, **ann)
+        second = asyncio.run(limiter.acheck({}, **ann))
+        others = [limiter.check({}, rule="mail", key="bob"), limiter.check({"user": "ann"}, rule="mail")]
+        without = limiter.check({}, rule="mail", key="")
+    assert [peeked.remaining, first.remaining, second.allowed, second.rule] == [1, 0, False, "mail"]
+    assert [(other.allowed, other.rule) for other in others] == [(True, "mail")] * 2
+    assert (without.allowed, without.rule) == (True, None)
+    assert "ann" not in str(recorder.checks)
+
+
+def flask_app(view):
+    app = pytest.importorskip("flask").Flask("app")
+    app.add_url_rule("/", "view", view)
+    return app
+
+
+def test_a_decorator_of_the_app_asks_for_a_rule_of_the_service():
     from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 
-    app = flask.Flask("app")
-    app.add_url_rule("/", "view", limited_in_flask(asked)(lambda: "hello"))
+    app = flask_app(limited_in_flask("mail", key=lambda _request: "ann")(lambda: "hello"))
+    with asking(file([MAIL])) as (limiter, _):
+        app.wsgi_app = Wsgi(app.wsgi_app, limiter=limiter)
+        statuses = [app.test_client().get("/").status_code for _ in range(2)]
+        limiter.reload()
+    assert statuses == [200, 429]
+
+
+def test_a_rule_that_the_service_does_not_have_is_an_unavailable_store_for_this_request_alone(caplog):
+    async def at_once(limiter):
+        named = [{}, {"rule": "no-such-rule"}, {"rule": "everybody"}]
+        return await asyncio.gather(*[limiter.acheck({"ip": "192.0.2.1"}, **each) for each in named])
+
+    with asking() as (limiter, _):
+        assert [decision.remaining for decision in asyncio.run(at_once(limiter))] == [1, None, 0]
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "is not in the rules of the service" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "what"),
+    [
+        ("5 per minute", {}, "decides by its own rules"),
+        ("mail", {"refund_when": bool}, "refund_when can't be used: the service"),
+    ],
+)
+def test_a_decorator_that_the_service_cannot_obey_is_refused_at_start(asked, options, what):
+    from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
+
+    app = flask_app(limited_in_flask(asked, **options)(lambda: "hello"))
     with pytest.raises(ConfigurationError, match=what):
         Wsgi(app.wsgi_app, of_app())
+
+
+def test_the_app_cannot_set_the_limit_of_a_rule_of_the_service():
+    with asking(file([MAIL])) as (limiter, _), pytest.raises(ValueError, match="decides by its own rules"):
+        limiter.check({}, rule="mail", limit="5 per hour")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,15 @@ def test_check_takes_up_to_100_checks_and_decides_them_in_order(client):
     assert (len(allowed), allowed[:4]) == (100, [True, True, True, False])
 
 
+def test_a_rule_is_asked_by_its_name_with_a_key_and_an_unknown_one_has_a_row_of_null(client):
+    login = {"attributes": {}, "rule": "login", "key": "ann"}
+    answers = [client.post(f"/v1/{path}", json=login).json() for path in ("peek", "check", "check", "reset", "check")]
+    assert [answer.get("allowed") for answer in answers] == [True, True, False, None, True]
+    assert client.post("/v1/explain", json=login).json()["decision"]["rule"] == "login"
+    rows = client.post("/v1/check", json={"checks": [IP, {**IP, "rule": "gone"}, login], "rows": True}).json()["rows"]
+    assert [row and row[:2] for row in rows] == [[True, "by_ip"], None, [False, "login"]]
+
+
 def test_a_cost_that_never_fits_has_no_retry_after(client):
     answer = client.post("/v1/check?status=429", json={**IP, "cost": 3})
     assert (answer.status_code, answer.json()["retry_after"]) == (429, None)
@@ -100,6 +109,9 @@ def test_reset_resets_the_counters_of_a_client(client):
         ({**IP, "cost": True}, ["cost: must be a whole number from 0 on"]),
         ({**IP, "cost": 1.5, "domain": 7}, ["cost: must be", "domain: must be a text or null"]),
         ({**IP, "domain": "hunter2"}, ["domain: the rules do not have this domain"]),
+        ({**IP, "rule": "hunter2", "key": "k"}, ["rule: the rules do not have this rule"]),
+        ({**IP, "key": "k"}, ["key: needs a rule"]),
+        ({**IP, "rule": ["by_ip"], "key": 5}, ["rule: the value must be a text", "key: the value must be a text"]),
         ({**IP, "hunter2": 1}, ["the key #"]),
         ({"attributes": {"hunter2": "x"}}, ["attributes[#"]),
         ({"attributes": {"ip": 5, "user": None}}, ["attributes.ip: the value must be", "attributes.user: the value"]),
