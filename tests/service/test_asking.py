@@ -93,17 +93,6 @@ def test_the_status_and_the_message_of_a_rule_and_whether_it_is_hidden_come_from
     assert (unseen.status, unseen.rate) == (200, [])
 
 
-def test_check_peek_and_their_awaitable_twins_ask_the_service():
-    async def twins(limiter):
-        return [await limiter.apeek({"ip": "192.0.2.2"}), await limiter.acheck({"ip": "192.0.2.2"}, 2)]
-
-    with asking() as (limiter, _):
-        peeked, charged = limiter.peek({"ip": "192.0.2.1"}), limiter.check({"ip": "192.0.2.1"}, 2)
-        assert [peeked.remaining, charged.remaining, charged.period] == [2, 0, 60.0]
-        assert not limiter.check({"ip": "192.0.2.1"})
-        assert [each.remaining for each in asyncio.run(twins(limiter))] == [2, 0]
-
-
 def test_a_list_of_entries_is_one_descriptor_of_the_service():
     tree = [{"key": "user", "rate_limit": {"unit": "hour", "requests_per_unit": 1}}]
     config = {"domain": "shop", "storage": {"timeout": "5s"}, "descriptors": tree}

@@ -34,8 +34,11 @@ def quota(limit, name="fixed_window", period=LONG):
     return Quota(name, limit, period, limit if bucket else 0, max_wait=period if name == "leaky_bucket" else 0)
 
 
-class Contract:
-    """Asks are made through `self.decide(store, asks, …)`, so that a subclass may ask by other means."""
+class Decisions:
+    """What is promised of decisions, also by a service that decides by rules of its own.
+
+    Asks are made through `self.decide(store, asks, …)`, so that a subclass may ask by other means.
+    """
 
     @pytest.fixture
     def clock(self):
@@ -53,19 +56,6 @@ class Contract:
     def admitted(self, store, ask, times):
         """How many of `times` decisions one after the other admit."""
         return sum(self.decide(store, [ask]).admits([ask]) for _ in range(times))
-
-    def forget(self, store, keys):
-        store.forget(keys)
-
-    def refund(self, store, asks, charged_at):
-        store.refund(asks, charged_at)
-
-    def charge(self, store, asks, instead_of=None):
-        return store.charge(asks, instead_of=instead_of)
-
-    def remaining(self, store, asks):
-        looked = self.decide(store, [ask._replace(cost=0) for ask in asks], commit=False)
-        return [outcome.remaining for outcome in looked.outcomes]
 
     def taken(self, store, key, limit=100):
         """How much of a counter is used, without touching it."""
@@ -85,15 +75,6 @@ class Contract:
         reply = self.decide(store, asks)
         assert reply.now == clock.now()
         assert [outcome.remaining for outcome in reply.outcomes] == [4, 2, 8]
-
-    def test_counters_are_found_by_what_their_keys_begin_with(self, store):
-        keys = [f"d:r{n}:{{{x}}}" for n in (1, 10) for x in ("a", "b*", "[c]")]
-        for key in (*keys, "e:r1:{a}", "d:r*:{a}"):
-            self.decide(store, [Ask(key, quota(5))])
-        assert sorted(store.keys("d:r1")) == sorted(keys)
-        assert sorted(store.keys("d:r1:{")) == sorted(keys[:3])
-        assert list(store.keys("d:r*:")) == ["d:r*:{a}"]
-        assert list(store.keys("d:r2")) == []
 
     def test_no_asks_no_outcomes(self, store):
         assert list(self.decide(store, []).outcomes) == []
@@ -170,6 +151,53 @@ class Contract:
             for _ in range(number):
                 self.decide(store, [Ask(key, quota(100))])
         assert [self.taken(store, key) for key in keys] == list(range(1, len(keys) + 1))
+
+    def test_closed_twice_and_used_again(self, make):
+        store = make()
+        self.decide(store, [Ask("d:r:{x}", quota(100))])
+        store.close()
+        store.close()
+        assert self.decide(store, [Ask("d:r:{x}", quota(100))]).outcomes[0].remaining == 98
+        store.close()
+
+    @pytest.mark.parametrize("name", EXACT)
+    def test_200_threads_admit_exactly_the_limit(self, make, name):
+        store, gate = make(timeout=10), threading.Barrier(200)
+        ask = Ask("d:r:{x}", quota(100, name))
+
+        def request(_):
+            gate.wait()
+            return self.admitted(store, ask, 3)
+
+        with ThreadPoolExecutor(200) as pool:
+            assert sum(pool.map(request, range(200))) == 100
+        store.close()
+
+
+class Contract(Decisions):
+    """What is promised of counters that are charged, given back, forgotten and listed by their keys."""
+
+    def forget(self, store, keys):
+        store.forget(keys)
+
+    def refund(self, store, asks, charged_at):
+        store.refund(asks, charged_at)
+
+    def charge(self, store, asks, instead_of=None):
+        return store.charge(asks, instead_of=instead_of)
+
+    def remaining(self, store, asks):
+        looked = self.decide(store, [ask._replace(cost=0) for ask in asks], commit=False)
+        return [outcome.remaining for outcome in looked.outcomes]
+
+    def test_counters_are_found_by_what_their_keys_begin_with(self, store):
+        keys = [f"d:r{n}:{{{x}}}" for n in (1, 10) for x in ("a", "b*", "[c]")]
+        for key in (*keys, "e:r1:{a}", "d:r*:{a}"):
+            self.decide(store, [Ask(key, quota(5))])
+        assert sorted(store.keys("d:r1")) == sorted(keys)
+        assert sorted(store.keys("d:r1:{")) == sorted(keys[:3])
+        assert list(store.keys("d:r*:")) == ["d:r*:{a}"]
+        assert list(store.keys("d:r2")) == []
 
     def test_forgotten_counters_are_as_if_unused_and_the_others_stay(self, store):
         for key in ("d:a:{x}", "d:b:{x}", "d:c:{x}"):
@@ -333,27 +361,6 @@ class Contract:
         assert isinstance(outcome, Outcome)
         assert [type(part) for part in outcome] == [bool, int, int, int, int]
         assert outcome.remaining == 10**9 - 1
-
-    def test_closed_twice_and_used_again(self, make):
-        store = make()
-        self.decide(store, [Ask("d:r:{x}", quota(100))])
-        store.close()
-        store.close()
-        assert self.decide(store, [Ask("d:r:{x}", quota(100))]).outcomes[0].remaining == 98
-        store.close()
-
-    @pytest.mark.parametrize("name", EXACT)
-    def test_200_threads_admit_exactly_the_limit(self, make, name):
-        store, gate = make(timeout=10), threading.Barrier(200)
-        ask = Ask("d:r:{x}", quota(100, name))
-
-        def request(_):
-            gate.wait()
-            return self.admitted(store, ask, 3)
-
-        with ThreadPoolExecutor(200) as pool:
-            assert sum(pool.map(request, range(200))) == 100
-        store.close()
 
 
 class Awaited:
