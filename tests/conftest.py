@@ -12,6 +12,7 @@
 Under pytest-xdist each process has servers of its own.
 """
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,10 @@ class _Pool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="on one server version, and without apps on real servers")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # thousands of tests and their modules last as long as the session: no collection has to look at them
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -201,7 +201,7 @@ def test_every_test_asserts_something():
     """By an `assert` of its own, by `pytest.raises`, or by calling a function of the tests that has an `assert`."""
     nodes = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    asserts = [node for node in functions if any(isinstance(part, ast.Assert) for part in ast.walk(node))]
+    asserts = {node for node in functions if any(isinstance(part, ast.Assert) for part in ast.walk(node))}
     helpers = {node.name for node in asserts} | {"raises"}
     tests = [node for node in functions if node.name.startswith("test_") and node not in asserts]
     assert [test.name for test in tests if not calls(test) & helpers] == []

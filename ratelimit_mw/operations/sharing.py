@@ -181,6 +181,7 @@ class Sharing:
     """
 
     _reading = lazy(lock)
+    _opening = lazy(lock)
     _end = lazy(event)
 
     def __init__(self, url: str, domain: str) -> None:
@@ -259,7 +260,8 @@ class Sharing:
         self._others, self._read_at = found, time.monotonic()
 
     def _opened(self) -> "Board | FileBoard":
-        self._board = self._board or open_board(self._url, self._domain)
+        with self._opening:  # the thread that sends and one that reads must not report as two processes
+            self._board = self._board or open_board(self._url, self._domain)
         if self._board is None:
             raise StoreUnavailable("the processes do not share their storage")
         return self._board

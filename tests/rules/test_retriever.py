@@ -42,7 +42,8 @@ def watches():
 
 @pytest.fixture(autouse=True)
 def _none_of_another_test():
-    gc.collect()  # a limiter that another test left without closing it watches until it is collected
+    if watches():
+        gc.collect()  # a limiter that another test left without closing it watches until it is collected
     eventually(lambda: watches() == 0)
 
 
