@@ -143,12 +143,13 @@ class RateLimitMiddleware:
         add_headers = answers.add_headers
         handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told, add_headers, send)
         scope["ratelimit"] = handle
+        app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
-            await self.app(scope, receive, handle.send if answers.rated else send)
+            await app(scope, receive, handle.send if answers.rated else send)
         finally:
             if handle.unsettled:  # of a view that was unknown until this request, so that nothing tracks its response
                 await handle.release()
-            handle.detach()
+            handle.detach(detached_scope(scope))
 
     async def _serve_special(
         self, rules: Rules, request: AsgiRequest, scope: Scope, receive: Receive, send: Send

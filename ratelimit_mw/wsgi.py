@@ -117,8 +117,9 @@ class RateLimitMiddleware:
         add_headers = answers.add_headers
         handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told, add_headers, start_response)
         environ["ratelimit.decision"] = handle
+        app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
-            body = self.app(environ, handle.start)
+            body = app(environ, handle.start)
         except BaseException:
             handle.release()
             raise
@@ -159,7 +160,7 @@ class RateLimitMiddleware:
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
         add_headers = self._answers.of(rules).add_headers
-        handle = BlockingHandle(verdict, self.limiter, request, rules, None, None, add_headers, start_response)
+        handle = BlockingHandle(verdict, self.limiter, request, rules, environ, None, add_headers, start_response)
         environ["ratelimit.decision"] = handle
         if handle.open_account():
             return WsgiResponseTracker(handle, handle.start).serve(partial(app, environ))

@@ -24,12 +24,15 @@ counter that is exactly full is not in debt.
 USED_UP = 255
 """The used share of a counter whose next request is denied."""
 
-VALUE = "<8sB"
+STAMP = "<8sB"
 """How the value that a store in Python keeps of a counter begins, as a format of `struct`: with a stamp.
 
 The stamp is the time at which the counter is as if unused, as big-endian bytes, and the used share of its limit, from 0
 to `USED_UP`. The state follows.
 """
+
+SKIPPED = "<9x"
+"""The format of a stamp that is not read."""
 
 Admit = Callable[[bytes, int], tuple[Row, bytes] | None]
 """Does what `Decide` does, for one quota and one cost: (value, now) → (fields of the outcome, value to store).

@@ -6,12 +6,12 @@ windows.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import USED_UP, VALUE, Admit, Algorithm, Counting, Window, window_of
+from ratelimit_mw.algorithms.algorithm import SKIPPED, STAMP, USED_UP, Admit, Algorithm, Counting, Window, window_of
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QI")
 _SIZE = _STATE.size
-_VALUE = Struct(VALUE + "QI")
+_VALUE, _STATE_OF_VALUE = Struct(STAMP + "QI"), Struct(SKIPPED + "QI")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -44,7 +44,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     period, limit = quota.period, quota.limit
-    pack, unpack, size = _VALUE.pack, _VALUE.unpack, _VALUE.size
+    pack, unpack, size = _VALUE.pack, _STATE_OF_VALUE.unpack, _VALUE.size
     known: Window = 0, 0, 0, b""
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
@@ -54,7 +54,7 @@ def admitting(quota: Quota, cost: int) -> Admit:
             begin, end, window, expiry = known = window_of(now, period, 1)
         count = cost
         if len(value) == size:
-            _, _, stored_window, stored_count = unpack(value)
+            stored_window, stored_count = unpack(value)
             if stored_window == window:
                 count += stored_count
             elif stored_window > window:  # the clock stepped back

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from struct import Struct
 
 from ratelimit_mw.algorithms.algorithm import (
+    SKIPPED,
+    STAMP,
     USED_UP,
-    VALUE,
     Admit,
     Algorithm,
     Counting,
@@ -21,7 +22,7 @@ from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QII")
 _SIZE = _STATE.size
-_VALUE = Struct(VALUE + "QII")
+_VALUE, _STATE_OF_VALUE = Struct(STAMP + "QII"), Struct(SKIPPED + "QII")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -62,7 +63,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     period, limit = quota.period, quota.limit
-    pack, unpack, size = _VALUE.pack, _VALUE.unpack, _VALUE.size
+    pack, unpack, size = _VALUE.pack, _STATE_OF_VALUE.unpack, _VALUE.size
     known: Window = 0, 0, 0, b""
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
@@ -72,7 +73,7 @@ def admitting(quota: Quota, cost: int) -> Admit:
             begin, end, window, expiry = known = window_of(now, period, 2)
         previous, current = 0, cost
         if len(value) == size:
-            _, _, stored_window, stored_previous, stored_current = unpack(value)
+            stored_window, stored_previous, stored_current = unpack(value)
             if stored_window == window:
                 previous = stored_previous
                 current += stored_current

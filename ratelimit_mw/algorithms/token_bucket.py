@@ -13,12 +13,12 @@ With `max_wait`, a request may take tokens that are not refilled yet. It then wa
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import USED_UP, VALUE, Admit, Algorithm, Refilling
+from ratelimit_mw.algorithms.algorithm import SKIPPED, STAMP, USED_UP, Admit, Algorithm, Refilling
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QQ")
 _SIZE = _STATE.size
-_VALUE = Struct(VALUE + "QQ")
+_VALUE, _STATE_OF_VALUE = Struct(STAMP + "QQ"), Struct(SKIPPED + "QQ")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
@@ -61,12 +61,12 @@ def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     burst, interval = quota.burst, -(-quota.period // quota.limit)
     capacity, needed = burst * interval, cost * interval
-    pack, unpack, size = _VALUE.pack, _VALUE.unpack, _VALUE.size
+    pack, unpack, size = _VALUE.pack, _STATE_OF_VALUE.unpack, _VALUE.size
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
         missing = needed
         if len(value) == size:
-            _, _, full, written = unpack(value)
+            full, written = unpack(value)
             if written > now:  # the clock stepped back
                 return None
             if full > now:

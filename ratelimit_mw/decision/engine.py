@@ -208,7 +208,8 @@ class Engine:
         passes = plan.passes or self._passes(plan, plan.charges)
         passes.number += 1
         verdict = _new(Verdict)
-        verdict.charges, verdict.now, verdict.rows, verdict.binding = plan.charges, now, rows, binding
+        verdict.charges, verdict.now, verdict.rows = plan.charges, now, rows
+        verdict.binding, verdict.simple = binding, True
         if started:
             self._measure(verdict, started, answered=True)
         return verdict

@@ -141,7 +141,8 @@ class Planner:
         known = rules.plans
         if known is None or self.switch.thrown:
             return self.plan(rules, told[0](context, told))
-        key, find = told if known.by_path else (told[1], told[4]), known.get
+        find = known.get
+        key: Hashable = told if known.by_path else (told[1], told[4])
         plan: Plan | None = find(key)
         if plan is None:
             plan = self._kept(known, key, rules, told[0](context, told))

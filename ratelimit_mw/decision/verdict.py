@@ -65,7 +65,7 @@ class Verdict:
     """
 
     # What few verdicts have is a default of the class, because a verdict is made for each request.
-    allowed = simple = True
+    allowed = True
     shadowed = local = False
     binding = delay = wait = 0
     over = _NONE
@@ -316,6 +316,7 @@ class ServiceVerdict(Verdict):
                 reset = round(reset_after * SECOND)
                 self.rows = ((True, remaining or 0, reset, 0, 0),)
                 self.now = round(reset_at * SECOND) - reset
+                self.simple = True
                 return
         charges: list[Charge] = []
         outcomes: list[Outcome] = []

@@ -140,26 +140,7 @@ def _string(text: str) -> str:
 _Text = TypeVar("_Text", bound=str | bytes)
 
 _MOST_NUMBERS = 4096
-
-
-class Lines(dict[int, tuple[_Text, _Text]]):
-    """The lines of one header by its number. Most responses of one second have numbers of earlier ones.
-
-    Args:
-        name: the name of the header.
-        value: makes the value of a header, as text or bytes.
-    """
-
-    def __init__(self, name: _Text, value: Callable[[str], _Text]) -> None:
-        super().__init__()
-        self._name = name
-        self._value = value
-
-    def __missing__(self, number: int) -> tuple[_Text, _Text]:
-        if len(self) >= _MOST_NUMBERS:
-            self.clear()
-        line = self[number] = self._name, self._value(str(number))
-        return line
+_ROUNDED_UP = SECOND - 1
 
 
 class RateFields(Generic[_Text]):
@@ -190,13 +171,18 @@ class RateFields(Generic[_Text]):
         self._epoch = epoch
         self._value = value
         limit, remaining, reset, self._over = map(name, spellings)
-        self._limits, self._remainders, self._resets = (Lines(each, value) for each in (limit, remaining, reset))
+        self._limit, self._remaining, self._reset = limit, remaining, reset
+        self._limits: dict[int, tuple[_Text, _Text]] = {}
+        """The lines of one header by its number. Most responses of one second have numbers of earlier ones."""
+        self._remainders: dict[int, tuple[_Text, _Text]] = {}
+        self._resets: dict[int, tuple[_Text, _Text]] = {}
         self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
         classic, draft = (limit, remaining, reset), (self._policy, self._rate_limit)
         self.names = frozenset(
             field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
         )
         """The names of the headers, in lower case."""
+        self._shortest = min(map(len, self.names), default=0)
 
     def add(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
         """A new list with the app's own headers and, if a counter binds, the rate-limit headers.
@@ -205,9 +191,9 @@ class RateFields(Generic[_Text]):
         """
         headers = [*own]
         if verdict.binding >= 0:
-            ours = self.names
+            ours, shortest = self.names, self._shortest
             for name, _ in headers:
-                if name.lower() in ours:
+                if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
                     return headers
             headers += self.lines(verdict)
         return headers
@@ -225,8 +211,16 @@ class RateFields(Generic[_Text]):
             if self._epoch:
                 reset += verdict.now
             quota = charges[binding][1][1]
-            lines = self._limits[quota.shown_size], self._remainders[remaining], self._resets[-(-reset // SECOND)]
-            if verdict.over and binding in verdict.over:
+            size, second = quota.shown_size, (reset + _ROUNDED_UP) // SECOND
+            try:
+                lines = self._limits[size], self._remainders[remaining], self._resets[second]
+            except KeyError:
+                lines = (
+                    self._line(self._limits, self._limit, size),
+                    self._line(self._remainders, self._remaining, remaining),
+                    self._line(self._resets, self._reset, second),
+                )
+            if not verdict.simple and binding in verdict.over:
                 lines += ((self._over, self._value(str(quota.over))),)
         if self._draft:
             value = self._value
@@ -235,6 +229,14 @@ class RateFields(Generic[_Text]):
             limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
             lines += (self._policy, value(policies)), (self._rate_limit, value(limits))
         return lines
+
+    def _line(self, known: dict[int, tuple[_Text, _Text]], name: _Text, number: int) -> tuple[_Text, _Text]:
+        line = known.get(number)
+        if line is None:
+            if len(known) >= _MOST_NUMBERS:
+                known.clear()
+            line = known[number] = name, self._value(str(number))
+        return line
 
 
 class _Problem(NamedTuple):

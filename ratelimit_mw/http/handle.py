@@ -11,7 +11,7 @@ from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import DenialResponse, LatestAnswers
 from ratelimit_mw.http.setup import require_routes_of
-from ratelimit_mw.identity.http_request import Told, detached_environ, detached_scope
+from ratelimit_mw.identity.http_request import Told, detached_environ
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
@@ -66,9 +66,6 @@ class RequestHandle:
         "unsettled",
     )
 
-    _detached: Callable[[Any], dict[str, Any]]
-    """Returns a copy of a scope or an environ that does not refer to the handle."""
-
     if TYPE_CHECKING:  # the fields of Decision, which are set below
         allowed: bool
         rule: str | None
@@ -118,12 +115,11 @@ class RequestHandle:
             request = self._made = told[0](self._context, told)
         return request
 
-    def detach(self) -> None:
-        """Internal. Replace the scope or the environ with a copy that does not refer back to this handle."""
-        if self._made is None:
-            self._context = self._detached(self._context)
-        else:
-            self._made.context = self._context = self._detached(self._made.context)
+    def detach(self, context: dict[str, Any]) -> None:
+        """Internal. Replace the scope or the environ with `context`, a copy that does not refer back to this handle."""
+        self._context = context
+        if self._made is not None:
+            self._made.context = context
 
     @property
     def decision(self) -> Decision:
@@ -317,8 +313,6 @@ class AsyncHandle(RequestHandle):
 
     __slots__ = ()
 
-    _detached = staticmethod(detached_scope)
-
     async def release(self) -> None:
         """Internal. Release the concurrent places of the request, because its response has ended."""
         settlement = self._limiter.engine.settlement
@@ -334,7 +328,7 @@ class AsyncHandle(RequestHandle):
         respond = self._respond
         if message["type"] in _STARTS:
             add_headers = self._add_headers
-            message = dict(message)
+            message = {**message}
             message["headers"] = add_headers(message.get("headers") or (), self.reported)
         sent: Awaitable[None] = respond(message)
         return sent
@@ -353,8 +347,6 @@ class BlockingHandle(RequestHandle):
 
     __slots__ = ()
 
-    _detached = staticmethod(detached_environ)
-
     def release(self) -> None:
         """Internal. Release the concurrent places of the request, because its response has ended."""
         for account in self.unsettled:
@@ -364,7 +356,7 @@ class BlockingHandle(RequestHandle):
         """Internal. Start the response of the app, with the rate-limit headers."""
         respond, add_headers = self._respond, self._add_headers
         added = add_headers(headers, self.reported)
-        self.detach()  # now, because the app has decided who the client is
+        self.detach(detached_environ(self._context))  # now, because the app has decided who the client is
         # With as many arguments as the app passed, because a server may treat two and three differently.
         write: Callable[[bytes], object] = respond(status, added, exc_info) if exc_info else respond(status, added)
         return write

@@ -22,7 +22,8 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuv
 _NAME = itemgetter(0)
 
 Told = tuple[Callable[..., Request], str, str, str, str | None]
-"""What most plans depend on: what makes the request, its method, its path, the prefix of the path, and its peer.
+"""What most plans depend on: what makes the request, and as the server gives them its method, its path, the prefix of
+the path, and its peer.
 
 Apps may change the path and the prefix in the scope or the environ, so both are kept for a request that is made later.
 """
@@ -41,9 +42,9 @@ class AsgiRequest(Request):
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
         self._names = 0, b""
-        self.method: str
-        self.path: str
-        _, self.method, self.path, root, self.peer = told or asgi_told(scope)
+        _, method, path, root, self.peer = told or asgi_told(scope)
+        self.method = method.upper()
+        self.path = path or "/"
         self.forms: Forms | None = None
         if root or routing.root or self.path[0] != "/" or not self.path.isascii():
             prefixes = dict.fromkeys(filter(None, (root, routing.root)))
@@ -108,9 +109,9 @@ def asgi_told(scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] 
     client = scope.get("client")
     return (
         make,
-        scope.get("method", "GET").upper(),  # a websocket scope has none
-        scope.get("path") or "/",
-        scope.get("root_path") or "",
+        scope.get("method", "GET"),  # a websocket scope has none
+        scope.get("path", ""),
+        scope.get("root_path", ""),
         client[0] if client else None,  # None on a unix socket
     )
 
@@ -155,8 +156,9 @@ class WsgiRequest(Request):
         self.context = environ
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
-        self.method: str
-        _, self.method, path, _, self.peer = told or wsgi_told(environ)
+        _, method, path, _, self.peer = told or wsgi_told(environ)
+        self.method = method.upper()
+        path = path or "/"
         self.forms: Forms | None = None
         if path[0] != "/" or not path.isascii():
             self.forms = forms_of(dict.fromkeys((_without_invalid_bytes(path), utf8(path))))
@@ -204,8 +206,8 @@ def wsgi_told(environ: dict[str, Any], make: Callable[..., WsgiRequest] = WsgiRe
     """Return what is told of a request before `make` makes it."""
     return (
         make,
-        environ.get("REQUEST_METHOD", "GET").upper(),
-        environ.get("PATH_INFO") or "/",
+        environ.get("REQUEST_METHOD", "GET"),
+        environ.get("PATH_INFO", ""),
         "",  # the server has cut SCRIPT_NAME off the path
         environ.get("REMOTE_ADDR") or None,  # absent or empty on a unix socket
     )

@@ -100,6 +100,7 @@ class Retriever:
         ConfigurationError: There are no usable rules to start with.
     """
 
+    __slots__ = ("__dict__", "__weakref__", "rules", "watching")  # each request reads these two
     _lock = lazy(rlock)
     _starting = lazy(lock)
 
