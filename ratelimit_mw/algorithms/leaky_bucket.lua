@@ -28,11 +28,13 @@ algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
   return allowed, remaining, math.max(level, wait), retry_after, write, delay
 end
 
-refunds[LEAKY_BUCKET] = function(key, limit, period, _, cost, _, now)
+refunds[LEAKY_BUCKET] = function(key, limit, period, _, cost, charged_at, now)
   local state = redis.call('GET', key)
   if limit == 0 or not state or #state ~= 24 then return end
   local empty, turn, written = struct.unpack('<I8I8I8', state)
   if empty <= now then return end
-  empty = math.max(empty - cost * math.ceil(period / limit), now)
+  local given = cost * math.ceil(period / limit)
+  empty = math.max(empty - given, now)
+  if charged_at > written then turn = turn - given end -- they are the last of the queue
   return struct.pack('<I8I8I8', empty, math.max(turn, empty), written)
 end

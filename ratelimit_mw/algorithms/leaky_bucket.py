@@ -2,8 +2,9 @@
 
 State: the time at which the bucket is empty, the time of the next request's turn, and the time at which the state was
 written. All are in microseconds since the epoch. The first two are equal until a charge is refunded. A refund makes
-room in the bucket, but it does not move the next turn, because later requests already have their turns. The time of
-writing tells a clock that stepped back from a burst that was lowered, as in the token bucket.
+room in the bucket, but it does not move the next turn, because later requests already have their turns. Hits that are
+given back at a later time than that of any charge are the last of the queue, and free their turns. The time of writing
+tells a clock that stepped back from a burst that was lowered, as in the token bucket.
 """
 
 from struct import Struct
@@ -50,15 +51,19 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     return Outcome(allowed, remaining, max(level, wait), retry_after, delay), state_after
 
 
-def refund(state: bytes, quota: Quota, cost: int, _charged_at: int, now: int) -> bytes | None:
-    """Take `cost` out of the bucket, unless it is empty. The next turn stays. See `Refund`."""
+def refund(state: bytes, quota: Quota, cost: int, charged_at: int, now: int) -> bytes | None:
+    """Take `cost` out of the bucket, unless it is empty. The next turn stays if `charged_at` may be a charge's time.
+
+    See `Refund`.
+    """
     if not quota.limit or len(state) != _STATE.size:
         return None
     empty, turn, written = _STATE.unpack(state)
     if empty <= now:
         return None
-    empty = max(empty - cost * -(-quota.period // quota.limit), now)
-    return _STATE.pack(empty, max(turn, empty), written)
+    given = cost * -(-quota.period // quota.limit)
+    empty = max(empty - given, now)
+    return _STATE.pack(empty, max(turn - given if charged_at > written else turn, empty), written)
 
 
 ALGORITHM = Algorithm(

@@ -111,6 +111,19 @@ def test_a_queue_gets_its_places_back_and_no_turn_is_given_twice():
     assert counter.take(1, START).delay == 3 * SECOND
 
 
+def test_hits_that_are_given_back_later_than_any_charge_free_their_turns():
+    """As those of Envoy, whose time is not known."""
+    counter, later = Counter(QUEUE), START + SECOND
+    for _ in range(20):
+        counter.take(5, later)
+        later += 1
+        counter.give_back(5, later, later)
+        assert counter.look(later) == Counter(QUEUE).look(later)
+    counter.take(3, later)
+    counter.give_back(1, later + 1, later + 1)
+    assert counter.take(1, later + 1).delay == 2 * SECOND - 1
+
+
 def test_what_a_queue_is_charged_afterwards_delays_whoever_comes_next():
     counter = Counter(QUEUE)
     counter.take(1, START)
