@@ -1,4 +1,4 @@
-"""The command line, `ratelimit-mw`: one file for each command. It needs the extra `cli`.
+"""The command line, `ratelimit-mw`: a file for each command or group of commands. It needs the extra `cli`.
 
 This package is internal: its names may change in any release.
 """

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ratelimit_mw.cli import counters, doctor, explain, operators, replay, routes, rules, serve, suggest
+from ratelimit_mw.cli import counters, doctor, explain, operators, replay, routes, serve
 from ratelimit_mw.cli.common import json_text, say
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
@@ -104,7 +104,7 @@ _COMMANDS = (
     explain.explain,
     routes.routes,
     replay.replay,
-    suggest.suggest,
+    replay.suggest,
     counters.show,
     counters.top,
     counters.reset,
@@ -125,5 +125,5 @@ def ask(context: typer.Context) -> None:
     raise typer.Exit(run(context.args))
 
 
-for group in (operators.app, rules.app, deferral.app):
+for group in (operators.overrides, operators.rules, deferral.app):
     app.add_typer(group)

@@ -24,9 +24,10 @@ from rich.text import Text
 from ratelimit_mw.cli import Exit
 from ratelimit_mw.config.load import A_PATH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
-from ratelimit_mw.foresight.wording import printable
+from ratelimit_mw.foresight.wording import printable, utc
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.live import set_reporting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store, open_store, with_domain
@@ -112,6 +113,14 @@ def _escaped(unusual: re.Match[str]) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
+def say_result(value: object, text: str, *, as_json: bool) -> None:
+    """Print the result of a command: `value` as JSON, or `text`, if there is any."""
+    if as_json:
+        say_json(value)
+    elif text:
+        say(text)
+
+
 SCHEMA_VERSION = 1
 """The version of all JSON outputs. It is raised when a field is removed, or gets another meaning."""
 
@@ -153,6 +162,27 @@ def say_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     with console.capture() as captured:
         console.print(table_of(columns, rows))
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def say_list(
+    value: Mapping[str, object],
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    empty: str,
+    as_json: bool,
+) -> None:
+    """Print the list in `value` as JSON, or as a table. `empty` is the sentence for an empty list."""
+    rows = list(rows)
+    if as_json or not rows:
+        say_result(value, empty, as_json=as_json)
+    else:
+        say_table(columns, rows)
+
+
+def moment(at: float) -> str:
+    """Return a time (epoch seconds) as text for people."""
+    return f"{utc(int(at * SECOND))} UTC"
 
 
 _BARS = "▁▂▃▄▅▆▇█"

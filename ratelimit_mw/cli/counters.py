@@ -27,9 +27,8 @@ from ratelimit_mw.cli.common import (
     fail_without_store,
     open_limiter,
     require_known,
-    say,
-    say_json,
-    say_table,
+    say_list,
+    say_result,
     shared_store,
     with_retries,
 )
@@ -245,13 +244,9 @@ def show(
 def print_counters(counters: Iterable[CounterRow], *, as_json: bool) -> None:
     """Print counters, one per line."""
     counters = list(counters)
-    if as_json:
-        say_json({"counters": counters})
-    elif not counters:
-        say("no counters: no request has been counted lately")
-    else:
-        columns = ("rule", "client", "limit", "algorithm", ">used", ">left", ">as if unused in")
-        say_table(columns, map(_row, counters))
+    columns = ("rule", "client", "limit", "algorithm", ">used", ">left", ">as if unused in")
+    empty = "no counters: no request has been counted lately"
+    say_list({"counters": counters}, columns, map(_row, counters), empty=empty, as_json=as_json)
 
 
 def _row(counter: CounterRow) -> tuple[object, ...]:
@@ -336,10 +331,7 @@ def reset(
                 with_retries(partial(store.forget, keys[start : start + _RESET_BATCH]))
         finally:
             store.close()
-    if as_json:
-        say_json({"reset": keys})
-    else:
-        say(f"{len(keys)} counter{'s' * (len(keys) != 1)} reset")
+    say_result({"reset": keys}, f"{len(keys)} counter{'s' * (len(keys) != 1)} reset", as_json=as_json)
 
 
 def _confirm(question: str, *, yes: bool, keys: list[str]) -> None:

@@ -1,39 +1,45 @@
-"""Commands of operators: overrides for single clients, and the kill switch."""
+"""Commands of operators: `override` for single clients, the kill switch `switch`, and the rules database `rules`.
+
+Versions in the rules database are immutable and numbered from 1. `rules rollback` pushes an old version again under a
+new number.
+"""
 
 import getpass
 import os
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ratelimit_mw.cli import Exit
 from ratelimit_mw.cli.common import (
     DEFAULT_CONFIG,
+    RULES_VARIABLE,
     Attribute,
     Config,
     IpOrNetwork,
     Json,
+    Most,
     Storage,
     Tier,
     User,
     attributes,
     fail,
+    fail_with,
     fail_without_store,
+    moment,
     open_limiter,
-    say,
-    say_json,
-    say_table,
+    say_list,
+    say_result,
 )
 from ratelimit_mw.decision.kill_switch import SWITCH
-from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, VersionConflict
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.reload.controls import Override, Setting
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores.records import MemoryRecords
-
-T = TypeVar("T")
 
 Lasting = Annotated[
     str | None, typer.Option("--for", metavar="TIME", help="How long it lasts, such as 30m, 2h or 7 days.")
@@ -42,29 +48,25 @@ Comment = Annotated[str, typer.Option("--comment", "-m", help="A note for people
 Author = Annotated[str | None, typer.Option("--author", help="Who makes the change. Default: the user of this shell.")]
 
 
-def shared(config: str, storage: str | None, what: str, instead: str = "") -> RateLimiter:
-    """Return a limiter whose records other processes can read, or end the command with an error.
+@contextmanager
+def shared(config: str, storage: str | None, what: str, instead: str = "") -> Iterator[RateLimiter]:
+    """Yield a limiter whose records other processes can read. If there is none, or it fails, end the command.
 
-    The error begins with `what` and ends with `instead`.
+    If there is none, the error begins with `what` and ends with `instead`.
     """
-    limiter = open_limiter(config, storage)
-    if isinstance(limiter.overrides.records, MemoryRecords):
-        fail(
-            f"{what} stored with the counters, which are in the memory of the app's processes; "
-            f"if the app has another store, name it with --storage{instead}",
-            Exit.USAGE,
-        )
-    return limiter
-
-
-def result_of(ask: Callable[[], T]) -> T:
-    """Return the result of `ask`, or end the command if it fails."""
-    try:
-        return ask()
-    except ValueError as error:
-        fail(str(error), Exit.USAGE)
-    except StoreUnavailable as error:
-        fail_without_store(error)
+    with open_limiter(config, storage) as limiter:
+        if isinstance(limiter.overrides.records, MemoryRecords):
+            fail(
+                f"{what} stored with the counters, which are in the memory of the app's processes; "
+                f"if the app has another store, name it with --storage{instead}",
+                Exit.USAGE,
+            )
+        try:
+            yield limiter
+        except ValueError as error:
+            fail(str(error), Exit.USAGE)
+        except StoreUnavailable as error:
+            fail_without_store(error)
 
 
 def author_of(option: str | None) -> str:
@@ -79,7 +81,7 @@ def author_of(option: str | None) -> str:
 
 def until(end: float | None) -> str:
     """Return when a setting ends, as text."""
-    return "without end" if end is None else f"until {datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "without end" if end is None else f"until {moment(end)}"
 
 
 _OVERRIDES_ARE = "overrides are"
@@ -87,7 +89,7 @@ _OVERRIDES_ARE = "overrides are"
 Rule = Annotated[str | None, typer.Option("--rule", "-r", metavar="NAME", help="The rule whose limit is replaced.")]
 Domain = Annotated[str | None, typer.Option("--domain", help="The domain, if the rules have several.")]
 
-app = typer.Typer(
+overrides = typer.Typer(
     name="override",
     help="Set another limit, a block or an exemption for one client, while the app runs.",
     no_args_is_help=True,
@@ -95,7 +97,7 @@ app = typer.Typer(
 )
 
 
-@app.command("set")
+@overrides.command("set")
 def set_(
     *,
     ip: IpOrNetwork = None,
@@ -130,41 +132,32 @@ def set_(
     client = attributes(ip, user, tier, attribute)
     limits = limit[0] if limit and len(limit) == 1 else limit or None
     with shared(config, storage, _OVERRIDES_ARE) as limiter:
-        made = result_of(
-            lambda: limiter.overrides.set(
-                client,
-                rule=rule,
-                limit=limits,
-                block=block,
-                exempt=exempt,
-                duration=lasting,
-                comment=comment,
-                author=author_of(author),
-                domain=domain,
-            )
+        made = limiter.overrides.set(
+            client,
+            rule=rule,
+            limit=limits,
+            block=block,
+            exempt=exempt,
+            duration=lasting,
+            comment=comment,
+            author=author_of(author),
+            domain=domain,
         )
-    if as_json:
-        say_json(made)
-    else:
-        say(f"{made.identity}: {_describe(made)} {until(made.until)}")
+    say_result(made, f"{made.identity}: {_describe(made)} {until(made.until)}", as_json=as_json)
 
 
-@app.command("list")
-def list_(
+@overrides.command("list")
+def list_overrides(
     *, domain: Domain = None, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: Json = False
 ) -> None:
     """List the overrides that apply now. Users and tokens are shown as hashes."""
     with shared(config, storage, _OVERRIDES_ARE) as limiter:
-        found = result_of(lambda: limiter.overrides.list(domain=domain))
-    if as_json:
-        say_json({"overrides": found})
-    elif not found:
-        say("no overrides")
-    else:
-        say_table(("client", "override", "until", "by", "comment"), map(_row, found))
+        found = limiter.overrides.list(domain=domain)
+    columns = ("client", "override", "until", "by", "comment")
+    say_list({"overrides": found}, columns, map(_row, found), empty="no overrides", as_json=as_json)
 
 
-@app.command("remove")
+@overrides.command("remove")
 def remove(
     *,
     ip: IpOrNetwork = None,
@@ -180,11 +173,8 @@ def remove(
     """Remove an override: with `--rule` a client's limit, otherwise its block or exemption. Exit 1 if there is none."""
     client = attributes(ip, user, tier, attribute)
     with shared(config, storage, _OVERRIDES_ARE) as limiter:
-        removed = result_of(lambda: limiter.overrides.remove(client, rule=rule, domain=domain))
-    if as_json:
-        say_json({"removed": removed})
-    else:
-        say("removed" if removed else "no such override")
+        removed = limiter.overrides.remove(client, rule=rule, domain=domain)
+    say_result({"removed": removed}, "removed" if removed else "no such override", as_json=as_json)
     if not removed:
         raise typer.Exit(Exit.PROBLEMS)
 
@@ -220,17 +210,12 @@ def switch(
     precedence.
     """
     with shared(config, storage, "the switch is", f"; otherwise start the app with {SWITCH}=off") as limiter:
-        before = result_of(limiter.switch.kept)
-        found = before
+        found = before = limiter.switch.kept()
         if word is not None:
-            found = result_of(
-                lambda: limiter.switch.set(word, duration=lasting, comment=comment, author=author_of(author))
-            )
-        rules = limiter.rules
-    if as_json:
-        say_json({"domains": [part.domain for part in rules.parts], **found._asdict()})
-    else:
-        say(_line(rules, found) if word is None else f"{_line(rules, found)}; {_done(before, found)}")
+            found = limiter.switch.set(word, duration=lasting, comment=comment, author=author_of(author))
+        domains = [part.domain for part in limiter.rules.parts]
+    done = "" if word is None else f"; {_done(before, found)}"
+    say_result({"domains": domains, **found._asdict()}, f"{_line(domains, found)}{done}", as_json=as_json)
     if fixed := os.environ.get(SWITCH):
         typer.echo(f"note: {SWITCH}={fixed} is set here; a process with this variable ignores the switch", err=True)
 
@@ -249,9 +234,141 @@ _EFFECTS = {
 }
 
 
-def _line(rules: Rules, found: Setting) -> str:
-    domains = ", ".join(part.domain for part in rules.parts)
+def _line(domains: Sequence[str], found: Setting) -> str:
+    begin = f"{', '.join(domains)}: {found.word}"
     if found.word == "on":
-        return f"{domains}: on"
+        return begin
     by = f", by {found.author}" if found.author else ""
-    return f"{domains}: {found.word} {until(found.until)}{by}{f' ({found.comment})' if found.comment else ''}"
+    return f"{begin} {until(found.until)}{by}{f' ({found.comment})' if found.comment else ''}"
+
+
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        "-d",
+        metavar="URL",
+        envvar="RATELIMIT_DATABASE",
+        help="The rules database: redis://…. Append #NAME to select one of several.",
+    ),
+]
+Change = Annotated[str, typer.Option("--comment", "-m", help="What changed, and why.")]
+
+rules = typer.Typer(
+    name="rules",
+    help="Manage the rules database, which keeps versions with their author, time and comment.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@rules.command()
+def push(
+    file: Annotated[
+        str, typer.Argument(metavar="RULES", envvar=RULES_VARIABLE, help="A file, or a folder of files.")
+    ] = DEFAULT_CONFIG,
+    *,
+    database: Database,
+    comment: Change = "",
+    author: Author = None,
+    base: Annotated[
+        int | None, typer.Option("--base", metavar="VERSION", help="Fail if there is a newer version than this one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Push a file or a folder as the newest version.
+
+    If its rules can't be loaded, nothing is pushed and the exit code is 1.
+    """
+    with _database(database) as opened:
+        number = opened.push(file, author=author_of(author), comment=comment, base=base)
+    say_result({"version": number}, f"version {number}", as_json=as_json)
+
+
+@rules.command()
+def pull(
+    version: Annotated[int | None, typer.Argument(help="The version. Default: the newest.")] = None,
+    *,
+    database: Database,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files to this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the rules of a version, or write them to a folder."""
+    with _database(database) as opened:
+        documents = opened.pull(version)
+    files = {name: content for name, content in documents if isinstance(content, bytes)}
+    if to is not None:
+        to.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            # Only the last part of the name is used: a name in the database must not lead out of the folder.
+            (to / Path(name).name).write_bytes(content)
+    texts = {name: content.decode() for name, content in files.items()}
+    if to is not None:
+        shown = [str(to / Path(name).name) for name in texts]
+    else:
+        shown = [(f"# {name}\n" if len(texts) > 1 else "") + text.rstrip("\n") for name, text in texts.items()]
+    say_result({"files": texts}, "\n".join(shown), as_json=as_json)
+
+
+@rules.command("list")
+def list_versions(*, database: Database, most: Most = 20, as_json: Json = False) -> None:
+    """List the newest versions. The newest is the first."""
+    with _database(database) as opened:
+        found = opened.list(most)
+    say_list(
+        {"versions": found},
+        (">version", "pushed", "by", "files", "comment"),
+        [(each.number, moment(each.at), each.author, ", ".join(each.files), each.comment) for each in found],
+        empty="no rules have been pushed yet",
+        as_json=as_json,
+    )
+
+
+@rules.command()
+def diff(
+    old: Annotated[int, typer.Argument(help="The old version.")],
+    new: Annotated[int | None, typer.Argument(help="The new version. Default: the newest.")] = None,
+    *,
+    database: Database,
+    as_json: Json = False,
+) -> None:
+    """Show the changes between two versions, as `diff -u` does."""
+    with _database(database) as opened:
+        changed = opened.diff(old, new)
+    say_result({"diff": changed}, changed.rstrip("\n"), as_json=as_json)
+
+
+@rules.command()
+def rollback(
+    version: Annotated[int, typer.Argument(help="The version to restore.")],
+    *,
+    database: Database,
+    comment: Change = "",
+    author: Author = None,
+    as_json: Json = False,
+) -> None:
+    """Push an earlier version again, as the newest version."""
+    with _database(database) as opened:
+        number = opened.rollback(version, author=author_of(author), comment=comment)
+    say_result({"version": number}, f"version {number}", as_json=as_json)
+
+
+@contextmanager
+def _database(url: str) -> Iterator[RulesDatabase]:
+    """Yield the database, and close it afterwards. An error ends the command with a message."""
+    try:
+        database = RulesDatabase(url)
+    except ValueError as error:
+        fail(f"--database: {error}", Exit.USAGE)
+    try:
+        yield database
+    except VersionConflict as conflict:
+        fail(f"version {conflict.version} was pushed first: pull it, add your changes, and push again", Exit.PROBLEMS)
+    except LookupError as error:
+        fail(str(error.args[0]), Exit.PROBLEMS)
+    except ConfigurationError as error:
+        fail_with(error, "these rules can't be loaded, so nothing was pushed")
+    except StoreUnavailable as error:
+        fail_without_store(error, "the rules database")
+    finally:
+        database.close()

@@ -16,8 +16,7 @@ from ratelimit_mw.cli.common import (
     fail,
     imported,
     open_limiter,
-    say_json,
-    say_table,
+    say_list,
 )
 from ratelimit_mw.cli.coverage import RuleOfRoute, covered, meets
 from ratelimit_mw.cli.frameworks import ANY, AppRoute, UnknownApp, django_knows_users, routes_of, session_cookies
@@ -298,7 +297,5 @@ def routes(
         rows = list(rows_of(found, limiter.rules))
         for each in untyped(found, limiter.rules):
             typer.echo(f"warning: {each.message}; write {each.typed}", err=True)
-    if as_json:
-        say_json({"routes": rows})
-    else:
-        say_table(("method", "route", "rules"), (row.cells() for row in rows))
+    columns = ("method", "route", "rules")
+    say_list({"routes": rows}, columns, [row.cells() for row in rows], empty="the app has no routes", as_json=as_json)

@@ -7,9 +7,9 @@ show and queue again what the worker gave up. All need the rules file and the Re
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,20 +21,21 @@ from ratelimit_mw.cli.common import (
     Json,
     Storage,
     fail,
+    fail_without_store,
+    moment,
     open_limiter,
     say,
-    say_json,
+    say_result,
     say_table,
 )
 from ratelimit_mw.deferral.queue import DeferredStatus
 from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.model import SECOND
 
 if TYPE_CHECKING:
     from ratelimit_mw.deferral.worker import Target, Worker
-
-T = TypeVar("T")
 
 app = typer.Typer(
     name="deferred",
@@ -44,16 +45,20 @@ app = typer.Typer(
 )
 
 
-def deferring(config: str, storage: str | None) -> RateLimiter:
-    """Return a limiter whose rules defer requests. End the command if no rule defers or no queue is reachable."""
-    limiter = open_limiter(config, storage)
-    try:
-        limiter.require(deferrals_of(limiter).require)
-    except ConfigurationError as error:
-        fail(f"{config}: {error}", Exit.USAGE)
-    if not limiter.rules.deferring:
-        fail(f"{config}: no rule says on_limit: defer", Exit.USAGE)
-    return limiter
+@contextmanager
+def deferring(config: str, storage: str | None) -> Iterator[RateLimiter]:
+    """Yield a limiter whose rules defer requests. End the command if no rule defers, or the queue does not answer."""
+    with open_limiter(config, storage) as limiter:
+        try:
+            limiter.require(deferrals_of(limiter).require)
+        except ConfigurationError as error:
+            fail(f"{config}: {error}", Exit.USAGE)
+        if not limiter.rules.deferring:
+            fail(f"{config}: no rule says on_limit: defer", Exit.USAGE)
+        try:
+            yield limiter
+        except StoreUnavailable as error:
+            fail_without_store(error, "the queue")
 
 
 @app.command("list")
@@ -61,16 +66,15 @@ def list_(*, config: Config = DEFAULT_CONFIG, storage: Storage = None, as_json: 
     """List the parked requests, the oldest first. What a client sent is not shown."""
     with deferring(config, storage) as limiter:
         queue = deferrals_of(limiter).queue(limiter.rules)
-        waiting, found = _ask_queue(queue.length), _ask_queue(queue.parked)
-    if as_json:
-        parked = [
-            {"id": name, **{key: value for key, value in status._asdict().items() if key != "answer"}}
-            for name, status in found.items()
-        ]
-        say_json({"queued": waiting, "parked": parked})
-        return
-    say(f"{waiting} queued or running, {len(found)} parked")
-    if found:
+        waiting, found = queue.length(), queue.parked()
+    parked = [
+        {"id": name, **{key: value for key, value in status._asdict().items() if key != "answer"}}
+        for name, status in found.items()
+    ]
+    say_result(
+        {"queued": waiting, "parked": parked}, f"{waiting} queued or running, {len(found)} parked", as_json=as_json
+    )
+    if found and not as_json:
         say_table(("request", "since", "state", "reason", ">attempts", ">status"), map(_row, found.items()))
 
 
@@ -89,30 +93,18 @@ def retry(
     with deferring(config, storage) as limiter:
         queue = deferrals_of(limiter).queue(limiter.rules)
         if everything:
-            requests = [name for name, status in _ask_queue(queue.parked).items() if status.state == "parked"]
-        done = {name: _ask_queue(lambda name=name: queue.retry(name)) for name in requests or ()}  # type: ignore[misc]
-    if as_json:
-        say_json({"queued": done})
-    else:
-        for name, queued in done.items():
-            say(f"{name}: {'queued again' if queued else 'is not parked'}")
+            requests = [name for name, status in queue.parked().items() if status.state == "parked"]
+        done = {name: queue.retry(name) for name in requests or ()}
+    lines = [f"{name}: {'queued again' if queued else 'is not parked'}" for name, queued in done.items()]
+    say_result({"queued": done}, "\n".join(lines), as_json=as_json)
     if not all(done.values()):
         raise typer.Exit(Exit.PROBLEMS)
-
-
-def _ask_queue(ask: Callable[[], T]) -> T:
-    """Ask the queue. End the command if the queue does not answer."""
-    try:
-        return ask()
-    except StoreUnavailable as error:
-        fail(f"the queue does not answer: {error}", Exit.STORE_AWAY)
 
 
 def _row(item: tuple[str, DeferredStatus]) -> tuple[object, ...]:
     """Return the cells of one parked request for the table of `list`."""
     name, status = item
-    since = datetime.fromtimestamp(status.since / 1_000_000, UTC)
-    return name, f"{since:%Y-%m-%d %H:%M:%S} UTC", status.state, status.reason, status.attempts, status.status or ""
+    return name, moment(status.since / SECOND), status.state, status.reason, status.attempts, status.status or ""
 
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
