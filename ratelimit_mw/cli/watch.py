@@ -51,19 +51,14 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
         viewer = Viewer(limiter)
         try:
             if as_json:
-                say_json(_first(viewer) or {"processes": 0})
+                say_json(with_retries(viewer.state) or {"processes": 0})
             elif sys.stdout.isatty():
                 _show_each_second(viewer, console_of(sys.stdout), denied=denied, most=most)
             else:
-                state = _first(viewer)
+                state = with_retries(viewer.state)
                 console_of(sys.stdout).print(frame(state, denied=denied, most=most) if state is not None else NO_REPORT)
         finally:
             viewer.close()
-
-
-def _first(viewer: Viewer) -> LiveState | None:
-    """Return the state. End the command if the store does not answer."""
-    return with_retries(viewer.state)
 
 
 def _show_each_second(viewer: Viewer, console: Console, *, denied: bool, most: int) -> None:
@@ -71,7 +66,7 @@ def _show_each_second(viewer: Viewer, console: Console, *, denied: bool, most: i
 
     If the store does not answer, the last frame stays, below a line that says so.
     """
-    state = _first(viewer)
+    state = with_retries(viewer.state)
     away = False
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         while True:

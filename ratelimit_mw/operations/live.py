@@ -115,7 +115,7 @@ def state_of(
         "version": version or None,
         "switch": switch,
         "at": at,
-        "store": {"kind": store.kind, "up": store.up, "latency_ms": store.latency_ms},
+        "store": store._asdict(),
         "load": None if activity.load is None else round(activity.load, 3),
         "processes": processes,
         "shared": shared,
@@ -236,18 +236,12 @@ class Viewer:
     """Reads what the processes of a limiter's storage report. It does not report itself. One thread may use it.
 
     Args:
-        limiter: A limiter with the rules. It need not decide anything.
-
-    Raises:
-        ValueError: The processes do not share their storage.
+        limiter: A limiter with the rules, whose storage processes share. It need not decide anything.
     """
 
     def __init__(self, limiter: RateLimiter) -> None:
         rules = limiter.rules
-        board = open_board(limiter.storage_url, rules.parts[0].domain)
-        if board is None:
-            raise ValueError("the processes do not share their storage")
-        self._board = board
+        self._board = open_board(limiter.storage_url, rules.parts[0].domain)
         self._outline = Outline(rules)
         self._kind = limiter.storage_url.partition(":")[0]
 

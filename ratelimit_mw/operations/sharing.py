@@ -7,28 +7,23 @@ files, see `stores.shared.records.FileBoard`.
 """
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
 from ratelimit_mw.operations.activity import Activity, ProcessReport, decode_report, encode_report, together
 from ratelimit_mw.process_local import event, lazy, lock
+from ratelimit_mw.rules.compiled import key_of_domain
 from ratelimit_mw.stores import kind_of
 
 if TYPE_CHECKING:
     from ratelimit_mw.stores.shared.records import FileBoard
 
-import random
-from typing import TYPE_CHECKING, Any
-
-from ratelimit_mw.rules.compiled import key_of_domain
-
-if TYPE_CHECKING:
-    from ratelimit_mw.stores.shared.records import FileBoard
-
+_log = logging.getLogger("ratelimit_mw")
 
 PLACES = 128
 """The most limiters of all processes that can report at the same time."""
@@ -36,14 +31,8 @@ PLACES = 128
 LASTS = 8
 """A text that is not written again disappears after so many seconds."""
 
-_MINE = 5.0
-"""For so many seconds after a write, this process relies on its place. It is less than `LASTS`, because a write may
-arrive a second late. The place may then belong to another process already."""
-
 _WITHIN = 1.0
 """The seconds that a call may take. No request waits for it."""
-
-_TRIES = 3
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -74,22 +63,22 @@ class Board:
     def leave(self) -> None:
         """Give up the place without removing its text. The child of a fork must call this."""
         self._place: int | None = None
-        self._written = 0.0
         self._text = b""
 
     @property
     def has_place(self) -> bool:
         """True if this process occupies a place, so that each call takes one round trip."""
-        return self._mine() is not None
+        return self._place is not None
 
     def put(self, text: str) -> bool:
         """Write the text of this process. Return False if all places are occupied."""
-        place, before = self._mine(), self._text
-        if place is None:
-            return self._occupy(text)
-        (found,) = self._ask((*self._write(place, text), "GET"))
+        before = self._text
+        self._text = text.encode()
+        if self._place is None:
+            return self._occupy()
+        (found,) = self._ask((*self._write(self._place), "GET"))
         if found not in (None, before):
-            # The server has lost its keys, and another process was first to occupy the place.
+            # This process stood still, or the server has lost its keys: another process has occupied the place.
             self.leave()
         return True
 
@@ -100,7 +89,7 @@ class Board:
 
     def withdraw(self) -> None:
         """Remove the text of this process."""
-        place = self._mine()
+        place = self._place
         self.leave()
         if place is not None:
             self._ask(("DEL", self._keys[place]))
@@ -109,25 +98,16 @@ class Board:
         """Close the connection. The next call connects again."""
         self._client.close()
 
-    def _mine(self) -> int | None:
-        """Return the place of this process. None if it has none, or may have lost it because it did not run."""
-        return self._place if time.monotonic() - self._written < _MINE else None
-
-    def _occupy(self, text: str) -> bool:
-        for _ in range(_TRIES):
-            (texts,) = self._ask(self._read())
-            free = [place for place, found in enumerate(texts) if found is None]
-            if not free:
-                return False
+    def _occupy(self) -> bool:
+        (texts,) = self._ask(self._read())
+        free = [place for place, found in enumerate(texts) if found is None]
+        if free:
             place = _chance.choice(free)
-            if self._ask((*self._write(place, text), "NX"))[0] is not None:
-                self._place = place
-                return True
-        return False  # other processes were faster
+            if self._ask((*self._write(place), "NX"))[0] is not None:
+                self._place = place  # otherwise another process was faster, and the next report tries again
+        return bool(free)
 
-    def _write(self, place: int, text: str) -> _Command:
-        self._text = text.encode()
-        self._written = time.monotonic()
+    def _write(self, place: int) -> _Command:
         return "SET", self._keys[place], self._text, "EX", LASTS
 
     def _read(self) -> _Command:
@@ -137,19 +117,14 @@ class Board:
         return self._client.ask_all(self._keys[0], commands, _WITHIN)
 
 
-def open_board(url: str, domain: str) -> "Board | FileBoard | None":
-    """Return the board of a storage. None if each process has a storage of its own. See `Board` for the arguments."""
-    kind = kind_of(url)
-    if kind.server:
+def open_board(url: str, domain: str) -> "Board | FileBoard":
+    """Return the board of a storage that processes share. See `Board` for the arguments."""
+    if kind_of(url).server:
         return Board(url, domain)
-    if not kind.records:
-        return None
     from ratelimit_mw.stores.shared.records import FileBoard  # it needs the package lmdb
 
     return FileBoard(url)
 
-
-_log = logging.getLogger("ratelimit_mw")
 
 EVERY = 1.0
 """Seconds between two reports, and for which the reports of others are kept for all viewers."""
@@ -262,8 +237,6 @@ class Sharing:
     def _opened(self) -> "Board | FileBoard":
         with self._opening:  # the thread that sends and one that reads must not report as two processes
             self._board = self._board or open_board(self._url, self._domain)
-        if self._board is None:
-            raise StoreUnavailable("the processes do not share their storage")
         return self._board
 
     def _note(self, error: StoreUnavailable) -> None:
