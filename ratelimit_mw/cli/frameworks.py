@@ -79,9 +79,9 @@ def _routes(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
     """The routes of an app, or None if it is of no known framework."""
     for each in apps_inside(app):
         for kind in type(each).__mro__:
-            read = FRAMEWORKS.get(kind.__module__.partition(".")[0])
-            if read is not None and (found := read(each, prefix)) is not None:
-                return found
+            attribute, read = FRAMEWORKS.get(kind.__module__.partition(".")[0], ("", None))
+            if read is not None and getattr(each, attribute, None) is not None:
+                return read(each, prefix)
     return None
 
 
@@ -154,19 +154,9 @@ def _kind_of(pattern: str) -> str:
 # ------------------------------------------------------------------------------------------ Starlette and FastAPI
 
 
-def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] = iter) -> Iterator[AppRoute] | None:
-    """The routes of an app or a router of Starlette."""
-    routes = getattr(app, "routes", None)
-    return None if routes is None else _of_starlette(routes, prefix, walk)
-
-
-def _fastapi(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
-    """The routes of a FastAPI app. Newer versions of FastAPI list those of included routers separately."""
-    return _starlette(app, prefix, getattr(import_module("fastapi.routing"), "iter_route_contexts", iter))
-
-
-def _of_starlette(routes: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]]) -> Iterator[AppRoute]:
-    for route in walk(routes):
+def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] = iter) -> Iterator[AppRoute]:
+    """Yield the routes of an app or a router of Starlette."""
+    for route in walk(app.routes):
         original = getattr(route, "original_route", route)
         kinds = {kind.__name__ for kind in type(original).__mro__}
         path = getattr(route, "path", None)
@@ -176,6 +166,11 @@ def _of_starlette(routes: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[A
             yield from _mounted(route.app, prefix)
         elif path is not None:
             yield from _endpoint(route, prefix, str(path), websocket="WebSocketRoute" in kinds)
+
+
+def _fastapi(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
+    """Yield the routes of a FastAPI app. Newer versions of FastAPI list those of included routers separately."""
+    return _starlette(app, prefix, getattr(import_module("fastapi.routing"), "iter_route_contexts", iter))
 
 
 def _below(prefix: _Prefix, shown: str, text: str) -> _Prefix:
@@ -239,12 +234,8 @@ def _dependencies(route: Any, endpoint: Any) -> Iterator[Wanted]:
 _CONVERTER = re.compile(r"<(?:(\w+)(?:\((.*?)\))?:)?\w+>")
 
 
-def _flask(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
-    """The routes of a Flask app, with those of its blueprints."""
-    return None if getattr(app, "url_map", None) is None else _of_flask(app, prefix)
-
-
-def _of_flask(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
+def _flask(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
+    """Yield the routes of a Flask app, with those of its blueprints."""
     for rule in app.url_map.iter_rules():
         if rule.build_only:
             continue
@@ -271,10 +262,8 @@ def _from_werkzeug(converters: Mapping[str, Any], found: re.Match[str]) -> str:
 # --------------------------------------------------------------------------------------------------------- Django
 
 
-def _django(app: Any, prefix: _Prefix) -> Iterator[AppRoute] | None:
-    """The routes of a Django project, from its URLconf."""
-    if not any(kind.__name__ == "BaseHandler" for kind in type(app).__mro__):
-        return None
+def _django(_app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
+    """Yield the routes of a Django project, from its URLconf."""
     resolver = import_module("django.urls").get_resolver()
     return _of_django(resolver.url_patterns, _Prefix(prefix.shown + "/", prefix.text + "/"))
 
@@ -371,10 +360,10 @@ def _with_anything(text: str) -> str:
     return text + "{p:path}" if begun and "{" not in begun else text.removesuffix(begun) + "*"
 
 
-FRAMEWORKS: Mapping[str, Callable[[Any, _Prefix], Iterator[AppRoute] | None]] = {
-    "fastapi": _fastapi,
-    "starlette": _starlette,
-    "flask": _flask,
-    "django": _django,
+FRAMEWORKS: Mapping[str, tuple[str, Callable[[Any, _Prefix], Iterator[AppRoute]]]] = {
+    "fastapi": ("routes", _fastapi),
+    "starlette": ("routes", _starlette),
+    "flask": ("url_map", _flask),
+    "django": ("load_middleware", _django),
 }
-"""The readers of routes, by the framework's package. A reader returns None for an object that is not an app."""
+"""The readers of routes by the package of the framework, each after an attribute that apps of the framework have."""
