@@ -326,14 +326,11 @@ def reset(
         try:
             if keys is None:
                 keys = list(scanned(store, stems(index, rule)))
-                _confirm(f"Reset {len(keys)} counters of {f'{rule!r}' if rule else 'all rules'}?", yes=yes, keys=keys)
+                if keys and not yes:
+                    whose = repr(rule) if rule else "all rules"
+                    typer.confirm(f"Reset {len(keys)} counters of {whose}?", abort=True, err=True)
             for start in range(0, len(keys), _RESET_BATCH):
                 with_retries(partial(store.forget, keys[start : start + _RESET_BATCH]))
         finally:
             store.close()
     say_result({"reset": keys}, f"{len(keys)} counter{'s' * (len(keys) != 1)} reset", as_json=as_json)
-
-
-def _confirm(question: str, *, yes: bool, keys: list[str]) -> None:
-    if keys and not yes:
-        typer.confirm(question, abort=True, err=True)

@@ -135,7 +135,8 @@ def worker(
         fail("a worker needs httpx: pip install 'ratelimit_mw[worker]'", Exit.USAGE)
     if not to.startswith(("http://", "https://")):
         fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
-    _log_everything()
+    log = logging.getLogger("ratelimit_mw")
+    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
     with deferring(config, storage) as limiter:
         target = Target(to)
         asyncio.run(_run(Worker(limiter, target, at_once=at_once, timeout=timeout), target))
@@ -150,9 +151,3 @@ async def _run(worker: "Worker", target: "Target") -> None:
     await worker.run()
     await target.close()
     say("worker: stopped")
-
-
-def _log_everything() -> None:
-    """Log messages of level INFO and above."""
-    log = logging.getLogger("ratelimit_mw")
-    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))

@@ -96,18 +96,13 @@ class Target:
 def _request(base: httpx.URL, stored: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
     """Build the HTTP request. Raises Unsendable if the stored request is not a valid one."""
     try:
-        return _build(base, stored, body, more)
+        lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers]
+        lines += [(name.encode(), value.encode()) for name, value in more.items()]
+        lines.append((b"accept-encoding", b"identity"))  # so that the stored response is readable
+        url = base.copy_with(raw_path=base.raw_path.rstrip(b"/") + stored.target.encode("latin-1"))
+        return httpx.Request(stored.method, url, headers=lines, content=body or None)
     except Exception as error:  # whatever is wrong with the stored request, it was not sent
         raise Unsendable(type(error).__name__) from error
-
-
-def _build(base: httpx.URL, stored: StoredRequest, body: bytes, more: Mapping[str, str]) -> httpx.Request:
-    lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers]
-    lines += [(name.encode(), value.encode()) for name, value in more.items()]
-    lines.append((b"accept-encoding", b"identity"))  # so that the stored response is readable
-    root = base.raw_path.rstrip(b"/")
-    url = base.copy_with(raw_path=root + stored.target.encode("latin-1"))
-    return httpx.Request(stored.method, url, headers=lines, content=body or None)
 
 
 class Worker:

@@ -40,7 +40,7 @@ class Shards(Wrapper):
         if all(ask.quota.shards == 1 for ask in asks):
             return request, None
         if not intent.decides:
-            return (_anywhere(asks), intent), None
+            return ([_shard(ask, random.randrange(ask.quota.shards)) for ask in asks], intent), None
         return _charging(asks) if intent.commit else _looking(asks)
 
     def keys(self, prefix: str) -> Iterator[str]:
@@ -147,10 +147,6 @@ def _shard(ask: Ask, number: int) -> Ask:
     if quota.shards == 1:
         return ask
     return ask._replace(key=_key(ask.key, number), quota=_parts(quota)[number])
-
-
-def _anywhere(asks: Sequence[Ask]) -> Sequence[Ask]:
-    return [_shard(ask, random.randrange(ask.quota.shards)) for ask in asks]
 
 
 def _shards(ask: Ask) -> Sequence[Ask]:

@@ -76,13 +76,11 @@ def by_slot(keys: Sequence[str]) -> dict[int, list[int]]:
 
 
 def _within(intent: Intent, slot: int) -> Intent:
-    """The intent for the asks in `slot`."""
-    return intent._replace(slot=slot, charged_at=_in_slot(intent.charged_at, slot))
-
-
-def _in_slot(charged_at: int | None, slot: int) -> int | None:
-    """The time of a charge by the clock of the node that serves `slot`."""
-    return charged_at.of_slot.get(slot, charged_at) if isinstance(charged_at, ClusterTime) else charged_at
+    """The intent for the asks in `slot`. The time of a charge is that of the node that serves it."""
+    charged_at = intent.charged_at
+    if isinstance(charged_at, ClusterTime):
+        charged_at = charged_at.of_slot.get(slot, charged_at)
+    return intent._replace(slot=slot, charged_at=charged_at)
 
 
 _NO_OUTCOME = Outcome(True, 0, 0)

@@ -14,7 +14,7 @@ from operator import or_
 from struct import Struct, error, pack
 from typing import Any, NamedTuple
 
-from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, LuaPart, lua, widened
+from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, lua, widened
 from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, StoreRequest
@@ -44,19 +44,12 @@ def script(parts: int) -> Script:
     if not general:
         algorithms = [text.partition(_REFUNDS)[0] for text in algorithms]
     ours = ["common", "several", "decide"] if general else ["common", "alike"]
-    text = "\n".join([_constants(needed), lua("arithmetic"), *algorithms, *map(_own, ours)])
+    constants = [f"local {part.constant} = {part.number}" for part in needed]
+    own = [lua(name, "ratelimit_mw.stores.redis") for name in ours]
+    text = "\n".join([*constants, lua("arithmetic"), *algorithms, *own])
     encoded = text.encode()
     # Redis identifies scripts by their SHA-1 digest; it is not used for security.
     return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())
-
-
-def _constants(needed: Sequence[LuaPart]) -> str:
-    """Lua constants for the numbers of the algorithms."""
-    return "\n".join(f"local {part.constant} = {part.number}" for part in needed)
-
-
-def _own(name: str) -> str:
-    return lua(name, "ratelimit_mw.stores.redis")
 
 
 def away(result: object) -> bool:

@@ -102,7 +102,7 @@ class Blocking(BlockingConnection):
         except (RedisError, OSError, ValueError) as error:  # ValueError: an invalid host name
             self.close()
             raise unavailable(error) from error
-        self._socket = _socket_of(self._connection)
+        self._socket = self._connection._sock  # noqa: SLF001  redis-py's own reading has no deadline over several reads
         if self._introduction:
             try:
                 _check_handshake(self.ask_all(self._introduction, self._patience))
@@ -149,7 +149,7 @@ class Streaming(StreamingConnection):
             if isinstance(error, RedisError | OSError | ValueError):
                 raise unavailable(error) from error
             raise
-        self._transport = _transport_of(self._connection)
+        self._transport = self._connection._writer.transport  # noqa: SLF001  its streams would wake a task each time
         self._transport.set_protocol(self)
         if self._introduction:
             await self._introduce(self._introduction, _check_handshake)
@@ -157,7 +157,8 @@ class Streaming(StreamingConnection):
     def close(self, reason: StoreUnavailable) -> None:
         """See `StreamingConnection`."""
         super().close(reason)
-        _forget_streams(self._connection)
+        # Otherwise redis-py warns that it was never closed.
+        self._connection._reader = self._connection._writer = None  # noqa: SLF001  see above
 
 
 def _connection(url: str, module: Any, patience: float, place: Mapping[str, str | int]) -> tuple[Any, list[Command]]:
@@ -192,21 +193,6 @@ def _connection(url: str, module: Any, patience: float, place: Mapping[str, str 
         return kind(**options), _introduction(options)
     except TypeError as error:  # an unknown option in the query of the URL
         raise ValueError(str(error)) from None
-
-
-def _socket_of(connected: Any) -> Any:
-    """The socket of a blocking connection of redis-py; None if it is closed."""
-    return connected._sock  # noqa: SLF001  redis-py's own reading has no deadline over several reads
-
-
-def _transport_of(connected: Any) -> Any:
-    """The transport of a connected asyncio connection of redis-py."""
-    return connected._writer.transport  # noqa: SLF001  its streams would wake a task for each reply
-
-
-def _forget_streams(connected: Any) -> None:
-    """Mark an asyncio connection of redis-py as closed, because otherwise it warns that it was never closed."""
-    connected._reader = connected._writer = None  # noqa: SLF001
 
 
 def _check_handshake(replies: Sequence[object]) -> None:

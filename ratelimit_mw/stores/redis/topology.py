@@ -69,7 +69,7 @@ def converse_by_slot(requests: Sequence[StoreRequest], now: int | None, known: s
             if is_unknown_script(reply):
                 known.discard(message.script.digest)
                 again.append(call)
-            elif len(call) > 1 and _moves(reply):
+            elif len(call) > 1 and isinstance(reply, Exception) and str(reply).startswith(("ASK ", "TRYAGAIN")):
                 again += [[place] for place in call]  # some keys are still on this node, others have moved
             else:
                 answers = _answers(reply, message, group)
@@ -94,10 +94,6 @@ def _by_slot(requests: Sequence[StoreRequest]) -> list[list[int]]:
 def _is_asking(group: Sequence[StoreRequest]) -> bool:
     """Whether the slot is being imported by this node, which then requires ASKING before the call."""
     return group[0][1].asking
-
-
-def _moves(reply: object) -> bool:
-    return isinstance(reply, Exception) and str(reply).startswith(("ASK ", "TRYAGAIN"))
 
 
 def _answers(reply: object, message: Message, group: Sequence[StoreRequest]) -> Sequence[Reply | StoreUnavailable]:
