@@ -251,7 +251,7 @@ def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> Non
     own = {rule.name: rule.status for rule in limiter.rules.rules if rule.status}
     paths = schema.get("paths", {})
     for route, names in _limited_routes(app):
-        statuses = {own.get(name) or limiter.response.status for name in names}
+        statuses = {own.get(name) or limiter.rules.response.status for name in names}
         for method in getattr(route, "methods", None) or ():  # a WebSocket has none
             operation = paths.get(route.path_format, {}).get(method.lower())
             if operation is not None:

@@ -28,7 +28,6 @@ from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules, unknown_domain
 from ratelimit_mw.rules.inline import UNSET, ByName, Key, named_rule
 from ratelimit_mw.rules.preflights import preflight_key
-from ratelimit_mw.settings import ResponseSettings
 from ratelimit_mw.stores import Store, open_records
 from ratelimit_mw.stores.base import Steps, adrive, drive
 from ratelimit_mw.tally import Tally
@@ -88,7 +87,7 @@ class RateLimiter:
         self.clock = clock
         """Internal. The user's clock. None for that of the store."""
         # Overrides are stored with the counters. With a store object, they are stored at the URL of the rules.
-        retriever.keep_overrides(open_records(self._storage.url))
+        retriever.controls.records = open_records(self._storage.url)
         self.engine = Engine(retriever, self._storage, clock)
         """Internal. The engine that the middlewares ask."""
         self.overrides: OverrideList = OverrideList(retriever, clock)
@@ -120,11 +119,6 @@ class RateLimiter:
     def state(self) -> State:
         """The version of the rules in force, since when it is in force, and why a newer version is not."""
         return self._retriever.state
-
-    @property
-    def response(self) -> ResponseSettings:
-        """Internal. The settings of `response` in the rules in force."""
-        return self._retriever.rules.response
 
     @property
     def storage_url(self) -> str:

@@ -81,7 +81,7 @@ class Engine:
         """Whether a decision may have to wait for the store."""
         retriever.require(storage.wrap_for)
         self.planner.names.bind(retriever)
-        retriever.connect(self.planner.switch.turn)
+        retriever.on_switch = self.planner.switch.turn
 
     def current(self) -> Rules:
         """The rules in force. A request reads them once. The first call starts watching for changes."""

@@ -123,7 +123,7 @@ class Switch:
     @property
     def records(self) -> Records:
         """The records in the storage that keep the setting."""
-        return self._retriever.records
+        return self._retriever.controls.records
 
     @property
     def setting(self) -> Setting:

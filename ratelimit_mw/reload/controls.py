@@ -158,6 +158,7 @@ class Controls:
 
     def __init__(self, clock: Clock) -> None:
         self.records: Records = MemoryRecords()
+        """Where the records are. A limiter opens those in its storage."""
         self._clock = clock
         self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
         self._settings: dict[str, Setting] = {}
@@ -231,7 +232,7 @@ class OverrideList:
     @property
     def records(self) -> Records:
         """The records in the storage that contain them."""
-        return self._retriever.records
+        return self._retriever.controls.records
 
     def set(
         self,
@@ -276,7 +277,7 @@ class OverrideList:
         until = None if duration is None else now + in_seconds(duration)
         override = Override(part.domain, identity, kind, rule or "", limit, until, comment, author, time.time())
         override.compiled(part)
-        records = self._retriever.records
+        records = self._retriever.controls.records
         ended = [old.name for old in read_all(records, part.domain)[1] if old.until is not None and old.until <= now]
         records.write(key_of(part.domain), {override.name: override.text()}, [n for n in ended if n != override.name])
         self._retriever.look_for_overrides()
@@ -294,7 +295,7 @@ class OverrideList:
         """
         parts = self._retriever.rules.parts if domain is None else (self._part(domain),)
         now = self._clock.now() / SECOND
-        found = [override for part in parts for override in read_all(self._retriever.records, part.domain)[1]]
+        found = [override for part in parts for override in read_all(self._retriever.controls.records, part.domain)[1]]
         return tuple(override for override in found if override.until is None or now < override.until)
 
     def remove(self, client: Mapping[str, str], *, rule: str | None = None, domain: str | None = None) -> bool:
@@ -311,7 +312,7 @@ class OverrideList:
         """
         part = self._part(domain)
         name = Override(part.domain, identity_of(client, part.attributes), "", rule or "").name
-        records = self._retriever.records
+        records = self._retriever.controls.records
         found = name in records.read(key_of(part.domain), [name])[1]
         if found:
             records.write(key_of(part.domain), {}, [name])

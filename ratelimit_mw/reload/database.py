@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ratelimit_mw.config.load import Config, Document, gather, load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, VersionConflict
-from ratelimit_mw.reload.source import LONGEST, RulesSnapshot
+from ratelimit_mw.reload.source import LONGEST, RulesSnapshot, Source
 from ratelimit_mw.stores import kind_of, open_records
 from ratelimit_mw.stores.records import Records
 
@@ -34,7 +34,7 @@ class Version(NamedTuple):
     files: tuple[str, ...]
 
 
-class RulesDatabase:
+class RulesDatabase(Source):
     """Rules in Redis, or in another storage that processes share.
 
     Every method may raise StoreUnavailable.

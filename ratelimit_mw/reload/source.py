@@ -11,10 +11,11 @@ import math
 import os
 import stat
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ratelimit_mw.config.load import Config, Document, files_in, gather, load_documents
 from ratelimit_mw.config.tree import Problems
@@ -36,21 +37,21 @@ LONGEST = 0.8
 second."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """A source of rules. `name` is for logs and contains no password."""
 
     name: str
     longest: float
     """The most seconds between two looks, whatever `reload` says. 0 if the source cannot change."""
 
+    @abstractmethod
     def fetch(self) -> RulesSnapshot:
         """Return the current documents. Raises ConfigurationError if they cannot be read.
 
         It is called periodically. If nothing has changed, it must be cheap and return the same object.
         """
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  only a database has connections
         """Close all connections."""
 
 
@@ -61,7 +62,7 @@ _TRIES = 5
 """How many times files are read while they keep changing."""
 
 
-class FilesSource:
+class FilesSource(Source):
     """A file, or a folder in which each file is a domain.
 
     The files are read each time, so that a change is noticed however it is made.
@@ -81,9 +82,6 @@ class FilesSource:
             found = self._settled(found, problems)
             self._snapshot = RulesSnapshot(_digest(found), found)
         return self._snapshot
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""
 
     def _read(self) -> tuple[tuple[Document, ...], tuple[Problem, ...]]:
         problems = Problems()
@@ -117,7 +115,7 @@ def _digest(documents: tuple[Document, ...]) -> str:
     return state.hexdigest()
 
 
-class MappingSource:
+class MappingSource(Source):
     """A mapping of the same structure as a rules file."""
 
     longest = 0.0
@@ -129,9 +127,6 @@ class MappingSource:
     def fetch(self) -> RulesSnapshot:
         """See `Source`."""
         return self._snapshot
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""
 
 
 _FOLDER = Path("/dev/shm")  # noqa: S108  files are opened without following links, and their owner is checked

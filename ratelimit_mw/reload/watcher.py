@@ -17,7 +17,7 @@ from ratelimit_mw.reload.controls import Controls, Setting
 from ratelimit_mw.reload.source import LONGEST, Kept, Loader
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.records import MemoryRecords, Records
+from ratelimit_mw.stores.records import MemoryRecords
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -107,8 +107,9 @@ class Retriever:
     def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._loader = Loader(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
-        self._controls = Controls(clock or SystemClock())
-        self._switch: Callable[[Setting], object] = lambda _setting: None
+        self.controls = Controls(clock or SystemClock())
+        self.on_switch: Callable[[Setting], object] = lambda _setting: None
+        """Is called with the setting of the kill switch, each time that it is set or ends."""
         self._begun: list[Callable[[], None]] = []
         self._watch: Watcher | None = None
         self._tried: Kept | None = None
@@ -126,19 +127,6 @@ class Retriever:
         self._storage = rules.storage
         self._compose()
         reset_after_fork(self)
-
-    @property
-    def records(self) -> Records:
-        """The records in the storage that contain the overrides."""
-        return self._controls.records
-
-    def keep_overrides(self, records: Records) -> None:
-        """Read overrides from `records` instead of from the memory of this process."""
-        self._controls.records = records
-
-    def connect(self, switch: Callable[[Setting], None]) -> None:
-        """Call `switch` with the setting of the kill switch, each time that it is set or ends."""
-        self._switch = switch
 
     def require(self, check: Callable[[Rules], None]) -> None:
         """Register a check that raises ConfigurationError for rules that cannot be used here, now or after a reload."""
@@ -176,7 +164,7 @@ class Retriever:
         if watch is not None:
             watch.stop()
         self._loader.close()
-        self.records.close()
+        self.controls.records.close()
 
     def look(self) -> None:
         """Fetch the newest rules and overrides now. Raises ConfigurationError or StoreUnavailable."""
@@ -213,24 +201,24 @@ class Retriever:
     @property
     def setting(self) -> Setting:
         """The setting of the switch, as last fetched."""
-        return self._controls.setting(self._base)
+        return self.controls.setting(self._base)
 
     def look_for_overrides(self) -> None:
         """Fetch the newest overrides and the switch. Raises StoreUnavailable."""
         with self._lock:
             try:
-                self._controls.fetch(self._base)
+                self.controls.fetch(self._base)
             finally:  # the setting may have ended, even if the store does not answer
-                self._switch(self.setting)
+                self.on_switch(self.setting)
                 # Overrides that were fetched before a failure apply, too. `_compose` makes a new rule set, so that no
                 # plan from before is reused.
-                if self._controls.changes != self._composed:
+                if self.controls.changes != self._composed:
                     self._compose()
 
     def _begin(self) -> None:
         """Start the thread, unless it runs or nothing can change."""
         if (self._watch is None or not self._watch.alive) and self._interval() is not None:
-            self._watch = Watcher(self._look_again, (self._loader.close, self.records.close))
+            self._watch = Watcher(self._look_again, (self._loader.close, self.controls.records.close))
             self._watch.begin()
 
     def _look_again(self) -> float | None:
@@ -251,7 +239,7 @@ class Retriever:
     def _interval(self) -> float | None:
         """Return the longest time between two looks, in seconds. None if nothing can change."""
         seconds = self._base.reload
-        spans = [] if isinstance(self.records, MemoryRecords) else [LONGEST]
+        spans = [] if isinstance(self.controls.records, MemoryRecords) else [LONGEST]
         if seconds is not None:
             spans = [
                 min(seconds, span) for span in (*spans, *(source.longest for source in self._loader.sources)) if span
@@ -330,10 +318,10 @@ class Retriever:
         self._note(behind, found)
         if any(part.domain not in domains for part in rules.parts):
             try:
-                self._controls.fetch(self._base)
+                self.controls.fetch(self._base)
             except StoreUnavailable as error:
-                logger.warning("overrides at %s can't be read yet: %s", self.records.name, error)
-            self._switch(self.setting)
+                logger.warning("overrides at %s can't be read yet: %s", self.controls.records.name, error)
+            self.on_switch(self.setting)
         self._compose()
         # A warning, because only warnings are printed where the app configures no logging.
         version, name = self.state.version, self.state.source
@@ -359,9 +347,9 @@ class Retriever:
 
     def _compose(self) -> None:
         """Put the rules, with their overrides, into force in one step."""
-        changes = self._controls.changes
-        self.rules = self._controls.applied_to(self._base)
-        self.state = replace(self.state, overrides=self._controls.count(self._base))
+        changes = self.controls.changes
+        self.rules = self.controls.applied_to(self._base)
+        self.state = replace(self.state, overrides=self.controls.count(self._base))
         self._composed = changes
 
     def after_fork(self) -> None:

@@ -4,28 +4,23 @@ Requests do not use records, so each call may take a second.
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 from ratelimit_mw.errors import VersionConflict
 
 
-class Records(Protocol):
+class Records(ABC):
     """Texts by name under each key. Every method may raise StoreUnavailable. Records may be used after a fork."""
 
-    @property
-    def name(self) -> str:
-        """The name of the storage in logs."""
-        ...
+    name: str
+    """The name of the storage in logs."""
 
-    def version(self, key: str) -> int:
-        """The number of changes to the texts under `key`; 0 if there are none."""
-        ...
-
+    @abstractmethod
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """The version and the texts by name. With `names`, only the texts of these names that exist."""
-        ...
 
+    @abstractmethod
     def write(
         self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
     ) -> int:
@@ -33,9 +28,12 @@ class Records(Protocol):
 
         Raises VersionConflict, without a change, if the version is not the `expected` one (None for any).
         """
-        ...
 
-    def close(self) -> None:
+    def version(self, key: str) -> int:
+        """The number of changes to the texts under `key`; 0 if there are none."""
+        return self.read(key, ())[0]
+
+    def close(self) -> None:  # noqa: B027  only a server has connections
         """Close all connections. May be called twice."""
 
 
@@ -58,17 +56,13 @@ def write_to(texts: Texts, key: str, put: Mapping[str, str], drop: Collection[st
     return version + 1
 
 
-class MemoryRecords:
+class MemoryRecords(Records):
     """Records in the memory of this process."""
 
     def __init__(self) -> None:
         self.name = "this process's memory"
         self._texts: Texts = {}
         self._lock = threading.Lock()
-
-    def version(self, key: str) -> int:
-        """See `Records`."""
-        return self.read(key)[0]
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""
@@ -80,6 +74,3 @@ class MemoryRecords:
         """See `Records`."""
         with self._lock:
             return write_to(self._texts, key, put, drop, expected)
-
-    def close(self) -> None:
-        """Do nothing: there are no connections."""

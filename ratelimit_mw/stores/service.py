@@ -25,6 +25,7 @@ from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import Command, Conversation
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection, StreamingConnection
+from ratelimit_mw.stores.redis.endpoint import Endpoint
 from ratelimit_mw.stores.redis.store import Server
 
 with extra("asking"):
@@ -112,8 +113,8 @@ _REQUEST = h11.Request(method=b"POST", target=_CHECK, headers=[(b"Host", b"servi
 _END = h11.EndOfMessage()
 
 
-class _Address:
-    """Where the service is, and how it is asked. It makes connections, see `redis.endpoint.Endpoint`.
+class _Address(Endpoint):
+    """Where the service is, and how it is asked. See `Endpoint`.
 
     Args:
         url: The storage URL. The password is the token. The options are `ssl_ca_certs`, `ssl_certfile` and
@@ -157,10 +158,6 @@ class _Address:
         connection = _Streaming(self)
         await connection.connect()
         return connection
-
-    def explained(self, error: StoreUnavailable) -> StoreUnavailable:
-        """See `Endpoint`."""
-        return error
 
     def packed(self, pipeline: Sequence[Command]) -> bytes:
         """The bytes of calls, which are pairs of a path and a body."""

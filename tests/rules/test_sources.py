@@ -404,13 +404,13 @@ class TestLimiterOnADatabase:
         frame.write_text(f"domain: d\nresponse: {{status: 420}}\nrules: {{source: '{any_server.url}'}}\n")
         with RateLimiter(frame) as limiter:
             assert limit_of(limiter) == 7
-            assert limiter.response.status == 420
+            assert limiter.rules.response.status == 420
             database.push(document("8 per minute"))
             limiter.reload()
             assert limit_of(limiter) == 8
             frame.write_text(frame.read_text().replace("420", "429"))
             limiter.reload()
-            assert limiter.response.status == 429
+            assert limiter.rules.response.status == 429
             frame.write_text(text("3 per minute"))
             limiter.reload()
             assert limit_of(limiter) == 3

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import redis.asyncio.connection
@@ -221,23 +222,23 @@ def _skip_handshake(_connected: object) -> None:
     """Replaces redis-py's own handshake, which takes several round trips."""
 
 
-class Endpoint(Protocol):
+class Endpoint(ABC):
     """Makes connections to a server. Both methods raise StoreUnavailable and may take seconds."""
 
+    @abstractmethod
     def connect(self) -> BlockingConnection:
         """A connection for threads, ready for use."""
-        ...
 
+    @abstractmethod
     async def aconnect(self) -> StreamingConnection:
         """A connection for the running event loop, ready for use."""
-        ...
 
     def explained(self, error: StoreUnavailable) -> StoreUnavailable:
         """The failure, or a `PermanentFault` if its reason is a port with TLS, or one without. Takes half a second."""
-        ...
+        return error
 
 
-class Direct:
+class Direct(Endpoint):
     """One server.
 
     Args:
@@ -320,7 +321,7 @@ _DOWN = frozenset({"s_down", "o_down"})
 """The flags of a master that is down, as seen by this Sentinel or by a majority."""
 
 
-class Sentinels:
+class Sentinels(Endpoint):
     """The current master of one service, as the Sentinels name it.
 
     Args:
@@ -356,10 +357,6 @@ class Sentinels:
         """See `Endpoint`. The Sentinels are asked in a thread."""
         master = await asyncio.to_thread(self._master)
         return await Direct(self.url, self._patience, master).aconnect()
-
-    def explained(self, error: StoreUnavailable) -> StoreUnavailable:
-        """See `Endpoint`."""
-        return error
 
     def _master(self) -> Address:
         """The address of the master. Raises StoreUnavailable if no Sentinel names one that is up."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
+from ratelimit_mw.stores.records import Records
 from ratelimit_mw.stores.redis.codec import Command
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection
 from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
@@ -181,7 +182,7 @@ return {1, version + 1}
 """
 
 
-class RedisRecords:
+class RedisRecords(Records):
     """Records in Redis: the texts of a key are the fields of a hash, with the version in the field `version`.
 
     Args:
@@ -196,11 +197,6 @@ class RedisRecords:
         self._client = CommandClient(url)
         self._unreadable: set[str] = set()
         self._ask = self._client.ask
-
-    def version(self, key: str) -> int:
-        """See `Records`."""
-        with self._readable(key):
-            return int(self._ask(key, "HGET", key, _VERSION) or 0)
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""

@@ -17,7 +17,7 @@ from glob import escape
 from pathlib import Path
 
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.stores.records import Texts, read_from, write_to
+from ratelimit_mw.stores.records import Records, Texts, read_from, write_to
 from ratelimit_mw.stores.shared.file import Location, create, names, open_permitted
 
 _PATIENCE = 1.0  # seconds for one call
@@ -25,7 +25,7 @@ _PAUSE = 0.001  # seconds between two attempts to lock the file
 _LASTS = 8.0  # seconds after which a report that is not written again is that of a process that has ended
 
 
-class FileRecords:
+class FileRecords(Records):
     """See `Records`.
 
     Args:
@@ -39,13 +39,9 @@ class FileRecords:
         self._location = Location.parse(url)
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]  # its end is the present user, which a server may change
         """See `Records`."""
         return self._location.records
-
-    def version(self, key: str) -> int:
-        """See `Records`."""
-        return self.read(key)[0]
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""
@@ -82,9 +78,6 @@ class FileRecords:
                 text = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
                 self._create(text, replace=True)
                 return version
-
-    def close(self) -> None:
-        """Do nothing: the file is open only during a call."""
 
     def _create(self, content: bytes, *, replace: bool = False) -> None:
         create(self.name, self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=replace)
