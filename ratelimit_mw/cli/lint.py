@@ -1,12 +1,15 @@
-"""Warnings about rules that load but have no effect. `ratelimit-mw check` finds them by comparing rules."""
+"""Warnings about rules that load but have no effect. `ratelimit-mw check` finds them by comparing rules.
+
+The second half of this file compares the paths of templates.
+"""
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.cli.coverage import covers_paths
 from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.load import Config, Examined, examine
 from ratelimit_mw.config.tree import Place, Problems
@@ -22,6 +25,16 @@ from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import attributes_of, choices_of
 from ratelimit_mw.model import Quota
 from ratelimit_mw.rules.compiled import CompiledRule, Matching
+from ratelimit_mw.rules.path_templates import (
+    ANYTHING,
+    TYPES,
+    Segment,
+    Template,
+    TemplateParts,
+    cleaned,
+    matcher,
+    parts_of,
+)
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.units import spell_period
 
@@ -256,3 +269,115 @@ def _format_limit(quota: Quota) -> str:
 
 def _line(place: Place) -> str:
     return f" (line {place.line})" if place.line else ""
+
+
+# ------------------------------------------------------------------------------------- the paths of templates
+
+_VALUES = ("x", "1", "1.1", "00000000-0000-4000-8000-000000000000", "")
+"""Values of parameters: each kind of parameter takes at least one of them."""
+
+_matcher = lru_cache(maxsize=4096)(matcher)
+_parts = lru_cache(maxsize=4096)(parts_of)  # each rule is compared with all others
+
+
+def strictly(holds: Callable[[TemplateParts, TemplateParts], bool], route: Template, match: Matching) -> bool:
+    """Return True if `holds` for a route and a template of a match, as they are written and in their cleaned forms.
+
+    Exemptions and `replaces` need both.
+    """
+    return not match.templates or any(
+        holds(_parts(route), _parts(each)) and holds(_parts(cleaned(route)), _parts(cleaned(each)))
+        for each in match.templates
+    )
+
+
+def meets(one: Template, other: Template) -> bool:
+    """Return True if there is a path that both match, as they are written or in their cleaned forms."""
+    return meet(_parts(one), _parts(other)) or meet(_parts(cleaned(one)), _parts(cleaned(other)))
+
+
+def meet(one: TemplateParts, other: TemplateParts) -> bool:
+    """Return True if there is a path that both match, as they are written."""
+    return any(
+        own is not None and held is not None and all(map(_common, own, held))
+        for own, held in _expanded_alike(one, other)
+    )
+
+
+def covers_paths(wider: tuple[Template, ...], narrower: tuple[Template, ...]) -> bool:
+    """Return True if each path that a template of `narrower` matches also matches one of `wider`.
+
+    Without templates, all paths match. False if it is not certain.
+    """
+    if not wider:
+        return True
+    forms = [_parts(cleaned(each)) for each in wider]
+    return bool(narrower) and all(any(within(_parts(cleaned(each)), form) for form in forms) for each in narrower)
+
+
+def within(narrower: TemplateParts, wider: TemplateParts) -> bool:
+    """Return True if each path that `narrower` matches also matches `wider`. False if it is not certain."""
+    return all(
+        own is None or (held is not None and all(map(_segment_within, own, held)))
+        for own, held in _expanded_alike(narrower, wider)
+    )
+
+
+def _expanded_alike(one: TemplateParts, other: TemplateParts) -> Iterator[list[list[Segment] | None]]:
+    """Yield the segments of two templates for paths of each length that matters and that `one` may have."""
+    longest = [len(each.segments) + (0 if each.tail is None else len(each.tail.segments) + 2) for each in (one, other)]
+    lengths = range(max(len(one.segments) - 1, 0), max(longest) + 1)
+    return ([_expanded(each, length) for each in (one, other)] for length in lengths)
+
+
+def _expanded(parts: TemplateParts, length: int) -> list[Segment] | None:
+    """Return the segments of a template for paths of this length. None if it matches none of them.
+
+    A segment that the value of a tail begins or ends has the kind "path".
+    """
+    head, tail = parts.segments, parts.tail
+    if len(head) == 1 and head[0] == Segment(("",)):  # the root
+        head = ()
+    if tail is None:
+        return list(head) if len(head) == length else None
+    inside = length - len(head) - len(tail.segments)
+    may_be_empty = tail.folder or not any((head, tail.before, tail.after, tail.segments))
+    if inside < (not may_be_empty):
+        return None
+    if inside < 2:
+        value = [Segment((tail.before, tail.after), ("path",))] * inside
+    else:
+        rest = [ANYTHING] * (inside - 2)
+        value = [Segment((tail.before, ""), ("path",)), *rest, Segment(("", tail.after), ("path",))]
+    return [*head, *value, *tail.segments]
+
+
+@lru_cache(maxsize=4096)
+def _common(one: Segment, other: Segment) -> bool:
+    """Return True if there is a text that both segments take."""
+    texts = {_filled(each, value) for each in (one, other) for value in _VALUES}
+    texts |= {_filled(each, text) for each in (one, other) for text in texts}
+    return any(_is_taken(one, text) and _is_taken(other, text) for text in texts)
+
+
+def _filled(segment: Segment, value: str) -> str:
+    return segment.filled(iter([value] * len(segment.kinds)))
+
+
+def _segment_within(narrower: Segment, wider: Segment) -> bool:
+    if narrower.kinds:
+        return wider in (narrower, ANYTHING, _ANY_REST)
+    return _is_taken(wider, narrower.texts[0])
+
+
+_ANY_REST = Segment(("", ""), ("path",))
+
+
+def _is_taken(segment: Segment, text: str) -> bool:
+    if segment.kinds == ("path",):
+        before, after = segment.texts
+        return text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)
+    values = _matcher(segment)(text)
+    return values is not None and all(
+        kind not in TYPES or TYPES[kind].is_plain(given) for kind, (_, given) in zip(segment.kinds, values, strict=True)
+    )

@@ -1,4 +1,8 @@
-"""`ratelimit-mw routes`, and what `check --app` finds: the routes of an app beside the rules that apply to them."""
+"""`ratelimit-mw routes`, and what `check --app` finds: the routes of an app beside the rules that apply to them.
+
+A route and a rule are compared by their templates, segment by segment. If that leaves it open whether a rule applies to
+all requests of a route, it applies to some.
+"""
 
 import inspect
 import re
@@ -18,14 +22,19 @@ from ratelimit_mw.cli.common import (
     open_limiter,
     say_list,
 )
-from ratelimit_mw.cli.coverage import RuleOfRoute, covered, meets
 from ratelimit_mw.cli.frameworks import ANY, AppRoute, UnknownApp, django_knows_users, routes_of, session_cookies
+from ratelimit_mw.cli.lint import covers_paths, meet, meets, strictly, within
 from ratelimit_mw.cli.lint import paths as paths_of_rules
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.errors import ConfigurationError, Problem, near
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.identifier import attributes_of, choices_of
+from ratelimit_mw.rules.compiled import CompiledRule, Matching
 from ratelimit_mw.rules.domains import Rules, unknown_rule
 from ratelimit_mw.rules.path_templates import TYPES, Template, pieces_of
+from ratelimit_mw.rules.ruleset import RuleSet
+
+_OF_EACH_ROUTE = {"global", "ip", "remote_address", "path", "route", "method"}
+_THE_METHOD = "the method"
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
 
@@ -38,6 +47,103 @@ def _is_factory(app: Any) -> bool:
         each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         for each in inspect.signature(app).parameters.values()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOfRoute:
+    """One rule that requests of a route ask.
+
+    Attributes:
+        rule: The name of the rule.
+        domain: The domain of the rule. Empty for a rule that is asked for by name and is in no domain.
+        limit: The text of a limit that a decorator declares. Empty for a rule of the file.
+        covers: "all" requests of the route and method that meet the conditions. Or "some", because others may have
+            another path, an exempt path, or another rule that replaces it.
+        conditions: What a request must have in addition, such as "tier is gold".
+        by_name: True if a decorator or a dependency asks for it, or declares it.
+        general: True if it has no `match.path`, and is not asked for by name.
+    """
+
+    rule: str
+    domain: str
+    limit: str = ""
+    covers: str = "all"
+    conditions: tuple[str, ...] = ()
+    by_name: bool = False
+    general: bool = False
+
+    def __str__(self) -> str:
+        asked = "in the code" if self.limit else "by name"
+        notes = [*([self.covers] if self.covers != "all" else []), *([asked] if self.by_name else [])]
+        notes += [f"if {condition}" for condition in self.conditions]
+        shown = self.limit or self.rule
+        return f"{shown} ({', '.join(notes)})" if notes else shown
+
+
+class Covered(NamedTuple):
+    """The rules that apply to a route, in the order in which they are asked, and whether requests are exempt."""
+
+    rules: tuple[RuleOfRoute, ...]
+    exempt: bool
+    """True if each request is exempt, in all domains."""
+    partly_exempt: bool
+
+
+def covered(rules: Rules, route: Template, method: str, *, websocket: bool = False) -> Covered:
+    """Return the rules that apply to requests of `route` with this method. A WebSocket has the rules of messages, too.
+
+    A condition on anything but the path and the method may hold or not. Rules with `on_demand` are not included.
+    """
+    found: list[RuleOfRoute] = []
+    exempt: list[bool] = []
+    some = False
+    for part in rules.parts:
+        free = [each for each in part.exempt if _takes(each, method) and not (each.exact or each.networks)]
+        exempt.append(any(strictly(within, route, each) for each in free))
+        partly = any(strictly(meet, route, each) for each in free)
+        some = some or partly
+        if not exempt[-1]:
+            asked = [rule for rule in part.compiled if not rule.on_demand and (websocket or not rule.rule.messages)]
+            found += _applying(part, asked, route, method, partly=partly)
+    return Covered(tuple(found), all(exempt), some)
+
+
+def _applying(
+    part: RuleSet, asked: Iterable[CompiledRule], route: Template, method: str, *, partly: bool
+) -> Iterator[RuleOfRoute]:
+    """Yield each of the rules that apply to requests of a route. `partly`: some of its requests are exempt."""
+    reached = [
+        rule
+        for rule in asked
+        if _takes(rule.match, method) and (not rule.templates or any(meets(route, each) for each in rule.templates))
+    ]
+    for rule in reached:
+        replacing = [each for each in reached if rule.rank in each.replaces and strictly(meet, route, each.match)]
+        if not any(strictly(within, route, each.match) and not _depends(each) for each in replacing):
+            whole = not (replacing or partly) and covers_paths(rule.templates, (route,))
+            yield RuleOfRoute(
+                rule.rule.name,
+                part.domain,
+                covers="all" if whole else "some",
+                conditions=tuple(_conditions(part, rule.match)),
+                general=not rule.templates,
+            )
+
+
+def _conditions(rules: RuleSet, match: Matching) -> Iterator[str]:
+    for condition in match.conditions(rules.attributes.address):
+        if condition.name != _THE_METHOD:
+            yield f"{condition.name} is {' or '.join(condition.wanted)}"
+
+
+def _takes(match: Matching, method: str) -> bool:
+    return not match.methods or method in match.methods or (method == "HEAD" and "GET" in match.methods)
+
+
+def _depends(rule: CompiledRule) -> bool:
+    """Return True if it depends on more than path and method that the rule has a counter for a request."""
+    choices = [names for entry in rule.by for names in choices_of(entry)]
+    return bool(rule.match.exact or rule.match.networks) or not any(_OF_EACH_ROUTE.issuperset(each) for each in choices)
 
 
 class ReadApp(NamedTuple):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.cli.coverage import covered, meets
+from ratelimit_mw.cli.lint import meets
+from ratelimit_mw.cli.routes import covered
 from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
