@@ -21,7 +21,7 @@ from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.replay import Options, replay
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import OVERDRAFT, SECOND, Ask, Quota
 from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import GENERAL, decode, encode, script
@@ -58,6 +58,14 @@ def package(tmp_path, monkeypatch):
         del sys.modules[module]
 
 
+def remove_again():
+    """Undo what `algorithms.add` has done for the algorithm of the page."""
+    for table in (algorithms.ALGORITHMS, algorithms.DECIDE_ALL, algorithms.LUA_PARTS):
+        table.pop("gcra_again", None)
+    algorithms.DECIDE_ALL.pop("gcra_again" + OVERDRAFT, None)
+    algorithms.widened.cache_clear()
+
+
 @pytest.fixture
 def added(package):
     """The algorithm of the page, added by the line in the table, and removed afterwards."""
@@ -65,7 +73,7 @@ def added(package):
     assert LINE.strip() == '"ratelimit_mw.algorithms.gcra_again",'
     algorithms.add(module)
     yield
-    algorithms.remove("gcra_again")
+    remove_again()
 
 
 def admitted(limiter, times):
@@ -191,12 +199,12 @@ def test_without_its_arithmetic_the_report_says_so(package, tmp_path):
         why = "gcra_again does not say how it decides at all limits at once"
         assert [curve.why_replayed for curve in replayed(tmp_path).curves] == [why]
     finally:
-        algorithms.remove("gcra_again")
+        remove_again()
 
 
 def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
     algorithms.add(package())
-    algorithms.remove("gcra_again")
+    remove_again()
     with pytest.raises(ConfigurationError, match="must be one of"):
         load_rules(FILE)
     with pytest.raises(jsonschema.ValidationError):
@@ -251,7 +259,7 @@ def test_a_description_that_says_nothing_of_leases_refuses_them(package):
         with pytest.raises(ConfigurationError, match="can't be combined with gcra_again: its description does not say"):
             load_rules({**FILE, "rules": [{**RULE, "consistency": "lease"}]})
     finally:
-        algorithms.remove("gcra_again")
+        remove_again()
 
 
 @pytest.mark.parametrize("asked", [pytest.param(1, id="one counter"), pytest.param(2, id="two counters")])

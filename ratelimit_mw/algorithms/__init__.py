@@ -78,14 +78,6 @@ def add(module: str) -> None:
     DECIDE_ALL[name + OVERDRAFT] = _overdrawing(algorithm.decide)
 
 
-def remove(name: str) -> None:
-    """Undo `add`. Only tests need this."""
-    for table in (ALGORITHMS, DECIDE_ALL, LUA_PARTS):
-        table.pop(name, None)
-    DECIDE_ALL.pop(name + OVERDRAFT, None)
-    widened.cache_clear()
-
-
 def lua(name: str, beside: str = __name__) -> str:
     """Return the Lua source of this name in the folder of an imported module. Raises OSError if there is none."""
     module = sys.modules[beside]

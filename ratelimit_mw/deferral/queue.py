@@ -79,9 +79,9 @@ class Tokens:
         token = random_id()
         return token + self._proof(request, token)
 
-    def read(self, text: str | None) -> tuple[str, str] | None:
+    def read(self, text: str) -> tuple[str, str] | None:
         """Return the id and the ticket in the header of a replay, or None if they are not genuine."""
-        request, dot, ticket = (text or "").partition(".")
+        request, dot, ticket = text.partition(".")
         if not dot or not ticket.isascii():
             return None
         genuine = compare_digest(ticket[_RANDOM:], self._proof(request, ticket[:_RANDOM]))

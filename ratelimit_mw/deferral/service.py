@@ -119,7 +119,6 @@ class DeferralService:
         self._clock = limiter.clock
         self._load = limiter.engine.load
         self._opened: tuple[tuple[str, DeferSettings], Queue] | None = None
-        self._tokens: tuple[Rules, Tokens] | None = None
         self._unavailable_until = 0.0
         limiter.engine.tally.at_close(self._close)
 
@@ -147,7 +146,8 @@ class DeferralService:
 
     def replay_token(self, request: Request, rules: Rules) -> tuple[str, str] | None:
         """Return the id and the ticket that a worker has sent with a replay. None for any other request."""
-        return self.tokens(rules).read(request.header(HEADER))
+        header = request.header(HEADER)
+        return None if header is None else self.tokens(rules).read(header)
 
     def replay(self, token: tuple[str, str], rules: Rules) -> ReadyResponse | StoredRequest:
         """Return the stored request of a replay, which is to be decided, or the page that answers the worker."""
@@ -230,10 +230,7 @@ class DeferralService:
 
     def tokens(self, rules: Rules) -> Tokens:
         """Return the object that makes and checks the tokens of these rules."""
-        made = self._tokens
-        if made is None or made[0] is not rules:
-            made = self._tokens = rules, Tokens(_owner(rules).attributes.digest)
-        return made[1]
+        return Tokens(_owner(rules).attributes.digest)
 
     def queue(self, rules: Rules) -> Queue:
         """Return the queue for these rules. It is opened again if their settings have changed."""

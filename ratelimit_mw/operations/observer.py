@@ -3,6 +3,7 @@
 The table of denied clients is bounded: who was denied by which rule, how often, and until when.
 """
 
+import os
 import secrets
 
 from ratelimit_mw.clock import Clock, SystemClock
@@ -11,7 +12,7 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND, Rule
 from ratelimit_mw.operations.activity import MOST_LIMITED, NO_COUNTS, Activity, LimitedClient, ProcessReport, Recorder
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.rules.domains import Rules
 
 MOST = 1_024
@@ -127,18 +128,7 @@ _LONGEST = 100
 """The most characters of a client that are shown."""
 
 
-class _Name:
-    """The random name of this process. The child of a fork gets another one."""
-
-    def __init__(self) -> None:
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        self.text = secrets.token_hex(8)
-
-
-_process = _Name()
+_MADE = secrets.token_hex(8)
 
 
 class Observer:
@@ -183,12 +173,12 @@ class Observer:
     def report(self, limiter: RateLimiter, latency_ms: float | None) -> ProcessReport:
         """Return the report of this process for the others."""
         switch = limiter.switch.setting.word
-        return ProcessReport(_process.text, limiter.state.version, switch, latency_ms, self.activity(limiter))
+        return ProcessReport(process_name(), limiter.state.version, switch, latency_ms, self.activity(limiter))
 
 
 def process_name() -> str:
-    """Return the random name of this process in its reports."""
-    return _process.text
+    """Return the name of this process in its reports. It is random, and the child of a fork has another one."""
+    return f"{_MADE}-{os.getpid()}"
 
 
 def _client(key: str, entry: ClientDenials, rules: Rules) -> LimitedClient:
