@@ -4,9 +4,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Invalid
@@ -20,9 +19,6 @@ from ratelimit_mw.units import parse_duration
 if TYPE_CHECKING:
     from ratelimit_mw.reload.watcher import Retriever
 
-S = TypeVar("S")
-P = ParamSpec("P")
-R = TypeVar("R")
 Record = TypeVar("Record", "Override", "Setting")
 
 logger = logging.getLogger("ratelimit_mw")
@@ -206,18 +202,6 @@ class Controls:
                     logger.warning("%s", text)
 
 
-def _awaitable(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Return a coroutine method that calls `method` in a thread, with the same arguments."""
-
-    @wraps(method)
-    async def awaitable(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.to_thread(method, self, *args, **kwargs)
-
-    awaitable.__name__ = f"a{method.__name__}"
-    awaitable.__doc__ = f"Do what `{method.__name__}` does, awaitable."
-    return awaitable
-
-
 class OverrideList:
     """The overrides that are set at run time. They apply in every process that shares the storage.
 
@@ -319,9 +303,40 @@ class OverrideList:
             self._retriever.look_for_overrides()
         return found
 
-    aset = _awaitable(set)  # noqa: A003 - the method above
-    alist = _awaitable(list)  # noqa: A003 - the method above
-    aremove = _awaitable(remove)
+    async def aset(
+        self,
+        client: Mapping[str, str],
+        *,
+        rule: str | None = None,
+        limit: object = None,
+        block: bool = False,
+        exempt: bool = False,
+        duration: str | float | None = None,
+        comment: str = "",
+        author: str = "",
+        domain: str | None = None,
+    ) -> Override:
+        """Do what `set` does, awaitable."""
+        return await asyncio.to_thread(
+            self.set,
+            client,
+            rule=rule,
+            limit=limit,
+            block=block,
+            exempt=exempt,
+            duration=duration,
+            comment=comment,
+            author=author,
+            domain=domain,
+        )
+
+    async def alist(self, *, domain: str | None = None) -> tuple[Override, ...]:
+        """Do what `list` does, awaitable."""
+        return await asyncio.to_thread(self.list, domain=domain)
+
+    async def aremove(self, client: Mapping[str, str], *, rule: str | None = None, domain: str | None = None) -> bool:
+        """Do what `remove` does, awaitable."""
+        return await asyncio.to_thread(self.remove, client, rule=rule, domain=domain)
 
     def _part(self, domain: str | None) -> RuleSet:
         parts = self._retriever.rules.parts

@@ -107,15 +107,14 @@ def _describe(decision: Decision) -> None:
     span = trace.get_current_span()
     if not span.is_recording():
         return
-    span.set_attribute("ratelimit.allowed", decision.allowed)
-    if decision.rule is not None:
-        span.set_attribute("ratelimit.rule", decision.rule)
-    if decision.limit is not None:
-        span.set_attribute("ratelimit.limit", decision.limit)
-    if decision.remaining is not None:
-        span.set_attribute("ratelimit.remaining", decision.remaining)
-    if decision.reason is not None:
-        span.set_attribute("ratelimit.reason", decision.reason)
-        span.set_attribute("ratelimit.retry_after", decision.retry_after)
-    if decision.delay:
-        span.set_attribute("ratelimit.delay", decision.delay)
+    denied = decision.reason is not None
+    told = {
+        "allowed": decision.allowed,
+        "rule": decision.rule,
+        "limit": decision.limit,
+        "remaining": decision.remaining,
+        "reason": decision.reason,
+        "retry_after": decision.retry_after if denied else None,
+        "delay": decision.delay or None,
+    }
+    span.set_attributes({f"ratelimit.{name}": value for name, value in told.items() if value is not None})
