@@ -68,8 +68,8 @@ def test_a_version_that_is_no_number_is_logged_once_without_a_traceback(any_serv
         good = any_server.admin.hget("d:overrides", "version")
         any_server.admin.hset("d:overrides", "version", spoilt or " ")
         eventually(lambda: "cannot be read" in caplog.text)
-        looks = any_server.calls("hget")
-        eventually(lambda: any_server.calls("hget") > looks + 3)
+        looks = any_server.calls("hmget")
+        eventually(lambda: any_server.calls("hmget") > looks + 3)
         assert limit_of(limiter) == 7
         any_server.admin.hset("d:overrides", "version", int(good) + 1)
         any_server.admin.hset("d:overrides", "version", int(good) + 1)
