@@ -44,7 +44,7 @@ def deciding(name: str, requests: int) -> Run:
     """Make the curve of one limit: sort the arrivals by client, and decide on them at each limit."""
     import numpy as np
 
-    from ratelimit_mw.foresight.what_if.exact import decide_all, in_sequence
+    from ratelimit_mw.foresight.what_if.exact import Sequences, decide_all
 
     way = ALGORITHMS[name].at_all_limits
     assert way is not None
@@ -53,8 +53,11 @@ def deciding(name: str, requests: int) -> Run:
 
     def run() -> float:
         begun = time.process_time()
-        sequences = in_sequence(np.frombuffer(times, np.int64), np.frombuffer(clients, np.int64))
-        decided = decide_all(way, sequences, np.arange(CLIENTS), quotas)
+        owners = np.frombuffer(clients, np.int64)
+        order = np.argsort(owners, kind="stable")
+        counters, starts = np.unique(owners[order], return_index=True)
+        sequences = Sequences(np.frombuffer(times, np.int64)[order], np.ones(requests, np.bool_), starts)
+        decided = decide_all(way, sequences, counters, quotas)
         assert decided.denied[0] > decided.denied[-1] > 0
         return (time.process_time() - begun) * 1000 * REQUESTS / requests
 

@@ -78,7 +78,7 @@ class Facts(NamedTuple):
     """What a log tells of one client of a rule.
 
     Attributes:
-        requests: The requests that the rule was asked for.
+        requests: The requests from which the rest is known. Of a very busy client, these are its first ones.
         paths: The paths that it requests most, with their numbers. If none is frequent, its folders, as "/blog/*".
         statuses: The statuses that it gets most.
         agents: The families of its user agents.

@@ -121,6 +121,7 @@ def test_a_limit_covers_nearly_all_clients_and_no_client_raises_it_far():
     assert limit_of(uses(*people)) == (6, [], [])
     assert limit_of(uses(*people, 40)) == (6, [], [99])
     assert limit_of(uses(*people, 9)) == (10, [99], [])
+    assert limit_of(uses(*people, 11)) == (6, [], [99])
     assert limit_of(uses(*people, 9), spare=3) == (6, [], [])
     assert limit_of(uses(*people, 9), left_out={99}) == (6, [], [99])
     assert limit_of(uses(*people, 40), left_out={99}, trusted={99}) == (40, [99], [])

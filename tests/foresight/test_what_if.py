@@ -13,8 +13,8 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
-from ratelimit_mw.foresight.what_if import collection, exact
-from ratelimit_mw.foresight.what_if.exact import WindowTooLong, busiest_windows, distribution, in_sequence
+from ratelimit_mw.foresight.what_if import collection, columns, exact
+from ratelimit_mw.foresight.what_if.exact import Sequences, WindowTooLong, busiest_windows, distribution
 from ratelimit_mw.foresight.what_if.limits import (
     MOST_LIMITS,
     candidates,
@@ -66,6 +66,14 @@ def assert_equals_replays(path, rules, name, *, method, every=1):
             assert (curve.denied[place], curve.clients[place]) == (found.denied, found.clients), number
             assert (curve.requests, curve.method) == (found.asked, method)
     return curve
+
+
+def in_sequence(times, counters, charged=None):
+    """The arrivals by counter, and the number of each counter that has any."""
+    order = np.argsort(counters, kind="stable")
+    charged = np.ones(len(times), np.bool_) if charged is None else charged
+    numbers, starts = np.unique(counters[order], return_index=True)
+    return Sequences(times[order], charged[order], starts), numbers
 
 
 requests_of_clients = st.lists(
@@ -139,10 +147,12 @@ def test_the_arithmetic_equals_the_algorithms(data):
     times, counters = (np.array([event[place] for event in events], np.int64) for place in (0, 1))
     if data.draw(st.booleans()):
         events = [(at, counter, True) for at, counter, _ in events]
-    sequences = in_sequence(times, counters, np.array([event[2] for event in events], np.bool_))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "_CELLS", data.draw(st.sampled_from([30_000_000, 40, 7])))  # in parts, too
-        found = exact.decide_all(ALGORITHMS[algorithm].at_all_limits, sequences, np.array(owners), quotas)
+    sequences, asked = in_sequence(times, counters, np.array([event[2] for event in events], np.bool_))
+    with pytest.MonkeyPatch.context() as patch:  # in parts, too
+        for bound in ("_CELLS", "_PIECE", "_ROWS"):
+            patch.setattr(exact, bound, data.draw(st.sampled_from([1 << 20, 40, 7])))
+        found = exact.decide_all(ALGORITHMS[algorithm].at_all_limits, sequences, np.array(owners)[asked], quotas)
+        highest = exact.may_deny(ALGORITHMS[algorithm].at_all_limits, sequences, quotas)
     denied, limited = Counter(), {each: set() for each in range(len(quotas))}
     for place, quota in enumerate(quotas):
         states = {}
@@ -153,15 +163,18 @@ def test_the_arithmetic_equals_the_algorithms(data):
                 limited[place].add(owners[counter])
             elif taken:
                 states[counter] = state
-    assert found.denied == tuple(denied[place] for place in limited)
-    assert found.clients == tuple(map(len, limited.values()))
+    assert found.denied.tolist() == [denied[place] for place in limited]
+    assert found.clients.tolist() == [len(each) for each in limited.values()]
+    for client in range(int(max(np.array(owners)[asked], default=-1)) + 1):
+        assert found.last[client] == max((place for place in limited if client in limited[place]), default=-1)
+        assert found.last[client] <= max(highest[np.array(owners)[asked] == client], default=-1)
 
 
 @pytest.mark.parametrize(("apart", "denied"), [(6999, 1), (7000, 0)])
 def test_an_arrival_of_a_whole_period_ago_does_not_count(apart, denied):
-    arrivals_of_one = in_sequence(np.array([10**12, 10**12 + apart]), np.zeros(2, np.int64))
+    arrivals_of_one, _ = in_sequence(np.array([10**12, 10**12 + apart]), np.zeros(2, np.int64))
     way, quotas = ALGORITHMS["sliding_log"].at_all_limits, [Quota("sliding_log", 1, 7000, 0, 60)]
-    assert exact.decide_all(way, arrivals_of_one, np.zeros(1, np.int64), quotas).denied == (denied,)
+    assert exact.decide_all(way, arrivals_of_one, np.zeros(1, np.int64), quotas).denied == [denied]
 
 
 REQUESTS = [
@@ -197,6 +210,26 @@ def test_a_coupled_curve_equals_the_engine_at_eight_limits(log, rules):
     curve = assert_equals_replays(log, rules, "limited", method="replayed")
     assert (curve.why_replayed, len(curve.limits)) == (COUPLED, 8)
     assert curve.denied[0] > curve.denied[-1]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param([LIMITED], id="exact"),
+        pytest.param([LIMITED | {"shadow": True}, {"name": "other", "limit": "9 per 2s"}], id="a shadow"),
+        pytest.param([LIMITED | {"by": ["ip", "path"]}], id="several counters"),
+        pytest.param([LIMITED | {"limit": "2 concurrent"}], id="durations"),
+    ],
+)
+def test_curves_are_the_same_in_small_blocks_and_parts(log, monkeypatch, rules):
+    whole = replayed(log, *rules, what_if="limited")
+    monkeypatch.setattr(collection, "_BLOCK", 7)
+    monkeypatch.setattr(columns, "_MOST_SORTED", 5)
+    assert replayed(log, *rules, what_if="limited").curves == whole.curves
+    monkeypatch.setattr(columns, "_MOST_JUDGED", 3)
+    (curve,) = replayed(log, *rules, what_if="limited").curves
+    assert [each.requests for each in curve.hit] == [each.requests for each in whole.curves[0].hit]
+    assert "3 requests tell too little" in curve.hit[0].reason
 
 
 OTHERS = st.sampled_from(
@@ -419,13 +452,13 @@ def test_the_busiest_window_is_that_of_a_search(requests, window, aligned):
         inside = [1 for other, owner in requests if owner == client and begin <= other <= at]
         expected[client] = max(expected[client], len(inside))
     quota = Quota("fixed_window" if aligned else "sliding_window", 1, window)
-    assert busiest_windows(in_sequence(times, clients), quota).tolist() == [each for each in expected if each]
+    assert busiest_windows(in_sequence(times, clients)[0], quota).tolist() == [each for each in expected if each]
 
 
 def test_a_window_beyond_64_bits_has_no_peak():
     times = np.arange(3, dtype=np.int64) * 2**61
     with pytest.raises(WindowTooLong):
-        busiest_windows(in_sequence(times, np.array([0, 1, 2])), Quota("sliding_window", 1, 2**62))
+        busiest_windows(in_sequence(times, np.array([0, 1, 2]))[0], Quota("sliding_window", 1, 2**62))
 
 
 def test_many_peaks_are_joined_under_the_greatest():

@@ -1,9 +1,10 @@
-"""What a replay keeps for its what-if curves: each request in 18 bytes, with the counters that it asked.
+"""What a replay keeps for its what-if curves: each request in three to eight bytes, with the counters that it asked.
 
 The requests are kept because only the end of a log tells which rules deny most, and standard input cannot be read
 twice. Collecting needs no numpy.
 """
 
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -25,6 +26,9 @@ MOST_REQUESTS = 10_000_000
 
 MOST_COUNTERS = 1_000_000
 """The most counters whose requests are kept."""
+
+_BLOCK = 1 << 16
+"""The requests that are compressed together."""
 
 _MOST_RECENT = 1 << 15
 """The most charges whose plans are remembered."""
@@ -84,6 +88,8 @@ class Numbers(dict[str, int]):
 class Recording:
     """The requests of a log that asked at least one counter, in order of time, as columns.
 
+    Blocks of them are compressed, to about a fifth.
+
     The counters that a request asks are its plan. A plan has a number, as each counter has.
 
     Args:
@@ -92,6 +98,8 @@ class Recording:
         lasting: Keep how long each request took.
 
     Attributes:
+        blocks: The columns of each block of requests, compressed: `times`, `plans`, `paths`, `marks` and `durations`.
+            The attributes with these names have the requests that are not compressed yet.
         times: When each request began, in microseconds since the epoch.
         plans: The number of the plan of each request. It is ~number if the request was denied.
         paths: The number of the path of each request in `path_names`.
@@ -113,6 +121,8 @@ class Recording:
         self.times, self.plans = array("q"), array("i")
         self.paths, self.marks = array("H"), array("I")
         self.durations = array("q")
+        self.blocks: list[list[bytes]] = []
+        self._requests, self._room = 0, min(_BLOCK, MOST_REQUESTS + 1)
         self.path_names = Numbers(lambda target: target.partition("?")[0], _MOST_PATHS)
         self.agents = Numbers(agent_of, _MOST_AGENTS)
         self.keys: dict[str, int] = {}
@@ -147,8 +157,20 @@ class Recording:
         self.marks.append(self.agents[agent] << STATUS | status)
         if self._lasting:
             self.durations.append(lasted)
-        if len(self.times) > MOST_REQUESTS or len(self.keys) > MOST_COUNTERS:
+        if len(self.times) >= self._room:
+            self.pack()
+
+    def pack(self) -> None:
+        """Compress the requests that are not compressed yet."""
+        columns = (self.times, self.plans, self.paths, self.marks, self.durations)
+        self._requests += len(self.times)
+        if self._requests > MOST_REQUESTS or len(self.keys) > MOST_COUNTERS:
             self._stop()
+        else:
+            self.blocks.append([zlib.compress(column, 1) for column in columns])
+            self._room = min(_BLOCK, MOST_REQUESTS + 1 - self._requests)
+        for column in columns:
+            del column[:]
 
     def charges_of(self, plan: int, replaced: Callable[[int, Charge], Charge | None]) -> list[Charge]:
         """Return what a plan asks.
@@ -208,9 +230,9 @@ class Recording:
         return len(self.ends) - 1
 
     def _stop(self) -> None:
-        many = len(self.times) > MOST_REQUESTS
+        many = self._requests > MOST_REQUESTS
         what = f"more than {MOST_REQUESTS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
-        for column in (self.times, self.plans, self.paths, self.marks, self.durations, self.members, self.ends):
+        for column in (self.blocks, self.members, self.ends):
             del column[:]
         for table in (self.keys, self.unusual, self.names, self._known, self._recent):
             table.clear()
@@ -230,6 +252,8 @@ class Recording:
         number = self.keys.get(key)
         if number is None:
             number = self.keys[key] = len(self.keys)
+            if number >= MOST_COUNTERS:
+                self._room = 0  # it is one too many
             series = Series(rule, quota, shadow)
             place = self._known_series.get(series)
             if place is None:

@@ -1,9 +1,10 @@
 """The requests that a replay kept, as arrays: those at a counter, and what one client does. This module needs numpy."""
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from ratelimit_mw.foresight.clients import LEAST, Facts, Having
 from ratelimit_mw.foresight.simulation import identity_of
 from ratelimit_mw.foresight.what_if.collection import STATUS, Recording, Series
-from ratelimit_mw.foresight.what_if.exact import Bools, Ints, Sequences, in_sequence
+from ratelimit_mw.foresight.what_if.exact import Bools, Ints, Sequences, changes
 from ratelimit_mw.model import SECOND
 
 _PARTS = re.compile(r".*\.(?:css|js|mjs|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|map)", re.IGNORECASE)
@@ -28,6 +29,141 @@ _MOST_PATHS = 1000
 """The most paths, statuses and agents of a client."""
 
 
+_MOST_SORTED = 1 << 20
+"""The most requests of several counters, or clients, that are sorted at once."""
+
+_MOST_JUDGED = 1 << 18
+"""The most requests of a client from which it is judged: its first ones."""
+
+
+class _Block:
+    """The columns of requests that follow each other, see `Recording`. `plans` has no signs."""
+
+    def __init__(self, packed: Sequence[bytes]) -> None:
+        self._packed = packed
+        signed = self._column(1, np.int32)
+        self.allowed = signed >= 0
+        self.plans = np.where(self.allowed, signed, ~signed)
+
+    def _column(self, place: int, kind: type[np.integer[Any]]) -> npt.NDArray[Any]:
+        return np.frombuffer(zlib.decompress(self._packed[place]), kind)
+
+    @property
+    def times(self) -> Ints:
+        return self._column(0, np.int64)
+
+    @property
+    def paths(self) -> npt.NDArray[np.uint16]:
+        return self._column(2, np.uint16)
+
+    @property
+    def marks(self) -> npt.NDArray[np.uint32]:
+        return self._column(3, np.uint32)
+
+    @property
+    def durations(self) -> Ints:
+        return self._column(4, np.int64)
+
+
+Read = Callable[[_Block], npt.NDArray[Any]]
+
+
+class Asked:
+    """The requests that asked a series. They are sorted by counter and time, a part of the counters at a time.
+
+    Attributes:
+        series: The series.
+        counters: The numbers of its counters, those of a client together.
+        clients: The number of the client of each of them, from 0 on, ascending.
+        sizes: How many requests asked each of them.
+        requests: How many requests each client has at them.
+    """
+
+    def __init__(self, columns: "Columns", series: Series) -> None:
+        self.series = series
+        self._columns = columns
+        place = columns.series[series]
+        chosen = columns.series_of[columns.members] == place
+        self._members = columns.members[chosen]
+        self._sizes = np.bincount(columns.plan_of_member[chosen], minlength=len(columns.sizes))
+        self._firsts = np.cumsum(self._sizes) - self._sizes
+        counters = np.flatnonzero(columns.series_of == place)
+        numbers: dict[str, int] = {}
+        names = (identity_of(columns.keys[each]) for each in counters.tolist())
+        clients = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+        order = np.argsort(clients, kind="stable")
+        self.counters, self.clients = counters[order], clients[order]
+        by_number = np.zeros(len(columns.keys), np.int64)
+        for _, _, asked in self._blocks():
+            by_number += np.bincount(asked, minlength=len(by_number))
+        self.sizes = by_number[self.counters]
+        self.requests = np.add.reduceat(self.sizes, changes(self.clients))
+
+    def arrivals(self, *, charging_all: bool = False) -> Iterator[tuple[Sequences, slice]]:
+        """Yield the arrivals, and which counters they asked: all counters of some clients at a time.
+
+        Args:
+            charging_all: As if each arrival were charged. Otherwise, a shadow is not charged for denied requests.
+        """
+        sizes_of_plans = self._columns.sizes
+        reads: list[Read] = [lambda block: block.times]
+        if self.series.shadow and not charging_all:
+            reads.append(lambda block: block.allowed | (sizes_of_plans[block.plans] == 1))
+        bounds = np.append(changes(self.clients), len(self.clients))  # the first counter of each client, and the end
+        for first, end in _parts(self.requests):
+            part = slice(int(bounds[first]), int(bounds[end]))
+            sizes = self.sizes[part]
+            times, *others = self.sorted(self.counters[part], np.arange(len(sizes)), sizes, reads)
+            charged = others[0] if others else np.ones(len(times), np.bool_)
+            yield Sequences(times, charged, np.cumsum(sizes) - sizes), part
+
+    def sorted(self, counters: Ints, groups: Ints, sizes: Ints, reads: Sequence[Read]) -> list[npt.NDArray[Any]]:
+        """Return columns of the requests that asked some counters, by group, and in order of time for each.
+
+        Args:
+            counters: The numbers of the counters.
+            groups: The number of the group of each of them, from 0 on.
+            sizes: How many requests of each group are returned: its first ones.
+            reads: Read the columns.
+        """
+        group_of = np.full(len(self._columns.keys), -1, np.int64)
+        group_of[counters] = groups
+        ends = np.cumsum(sizes)
+        filled = ends - sizes
+        found: list[npt.NDArray[Any]] = []
+        for block, places, asked in self._blocks():
+            values = [read(block) for read in reads]
+            found = found or [np.empty(int(ends[-1]), each.dtype) for each in values]
+            of_request = group_of[asked]
+            inside = np.flatnonzero(of_request >= 0)
+            order = inside[np.argsort(of_request[inside], kind="stable")]
+            of_request, starts = of_request[order], changes(of_request[order])
+            lengths = np.diff(starts, append=len(order))
+            at = filled[of_request] + np.arange(len(order)) - np.repeat(starts, lengths)
+            filled[of_request[starts]] += lengths
+            fits = at < ends[of_request]
+            for column, each in zip(found, values, strict=True):
+                column[at[fits]] = each[places[order[fits]]]
+        return found
+
+    def _blocks(self) -> Iterator[tuple[_Block, Ints, Ints]]:
+        """Yield each block, the places of its requests that asked the series, and the counter of each of these.
+
+        A place comes several times if the request asked several counters.
+        """
+        for block in self._columns.blocks():
+            number = self._sizes[block.plans]
+            places = np.repeat(np.arange(len(number)), number)
+            nth = np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
+            yield block, places, self._members[self._firsts[block.plans[places]] + nth]
+
+
+def _parts(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Yield the first and the end of consecutive groups of these sizes, of which so many are sorted at once."""
+    ends = np.cumsum(sizes)
+    yield from pairwise([*changes((ends - 1) // _MOST_SORTED).tolist(), len(sizes)])
+
+
 class Columns:
     """The columns of a recording.
 
@@ -40,66 +176,30 @@ class Columns:
     """
 
     def __init__(self, recording: Recording) -> None:
+        recording.pack()
         self.recording = recording
         self.series = {series: place for place, series in enumerate(recording.series)}
         self.keys = list(recording.keys)
-        self.times = np.frombuffer(recording.times, np.int64)
-        signed = np.frombuffer(recording.plans, np.int32)
-        self.allowed = signed >= 0
-        self.plans = np.where(self.allowed, signed, ~signed)
-        self._paths = np.frombuffer(recording.paths, np.uint16)
-        self._marks = np.frombuffer(recording.marks, np.uint32)
         self.members = np.frombuffer(recording.members, np.int32)
         ends = np.frombuffer(recording.ends, np.int32)
         self.sizes = np.diff(ends, prepend=np.int32(0))
         self.plan_of_member = np.repeat(np.arange(len(ends), dtype=np.int32), self.sizes)
         self.series_of = np.frombuffer(recording.series_of, np.int32)
         self._part = np.array([_PARTS.fullmatch(name) is not None for name in recording.path_names.names])
-        parts = int(np.count_nonzero(self._part[self._paths]))
-        self.having = Having(20 * parts >= len(self.times), len(recording.agents.names) > _NO_OTHER)
+        parts = [self._part[block.paths] for block in self.blocks()]
+        shares = sum(map(np.count_nonzero, parts)), sum(map(len, parts))
+        self.having = Having(20 * shares[0] >= shares[1], len(recording.agents.names) > _NO_OTHER)
+
+    def blocks(self) -> Iterator[_Block]:
+        """Yield the requests, in order of time."""
+        return map(_Block, self.recording.blocks)
 
     def limits(self, rule: int) -> int:
         """Return the number of different limits of a rule."""
         return sum(series.rule == rule for series in self.recording.series)
 
-    def requests_of(self, series: Series) -> tuple[Ints, Ints]:
-        """Return the rows of the requests that asked a series, and the counter of each. A row may come twice."""
-        chosen = self.series_of[self.members] == self.series[series]
-        plans, counters = self.plan_of_member[chosen], self.members[chosen]
-        found: list[tuple[Ints, Ints]] = []
-        while len(plans):  # a plan may ask several counters of a series: one of each plan at a time
-            first = np.concatenate((np.ones(1, np.bool_), plans[1:] != plans[:-1]))
-            counter_of = np.full(len(self.sizes), -1, np.int32)
-            counter_of[plans[first]] = counters[first]
-            asked = counter_of[self.plans]
-            rows = np.flatnonzero(asked >= 0)
-            found.append((np.asarray(rows, np.int64), np.asarray(asked[rows], np.int64)))
-            plans, counters = plans[~first], counters[~first]
-        if len(found) == 1:
-            return found[0]
-        every: Ints = np.concatenate([each for each, _ in found])
-        numbers: Ints = np.concatenate([each for _, each in found])
-        order = np.argsort(every, kind="stable")
-        return every[order], numbers[order]
-
-    def asked(self, series: Series, *, charging_all: bool = False) -> tuple[Sequences, Ints, Ints]:
-        """Return the arrivals at a series, the client of each of its counters, and the number of each counter.
-
-        Args:
-            series: The series.
-            charging_all: As if each arrival were charged. Otherwise, a shadow is not charged for denied requests.
-        """
-        rows, counters = self.requests_of(series)
-        known, numbered = np.unique(counters, return_inverse=True)
-        charged = None
-        if series.shadow and not charging_all:
-            charged = self.allowed[rows] | (self.sizes[self.plans[rows]] == 1)
-        numbers: dict[str, int] = {}
-        clients = [numbers.setdefault(identity_of(self.keys[each]), len(numbers)) for each in known.tolist()]
-        return in_sequence(self.times[rows], numbered, charged), np.array(clients, np.int64), known
-
-    def asking(self, counters: Bools, seeds: Bools) -> Ints:
-        """Return the rows of the requests that ask some of these counters and depend on the seeds.
+    def asking(self, counters: Bools, seeds: Bools) -> Bools:
+        """Return which plans ask some of these counters and depend on the seeds.
 
         Counters that the same request asks depend on each other, and so do those that depend on the same counter.
 
@@ -115,15 +215,17 @@ class Columns:
             number = int(np.count_nonzero(reached))
             asking[plans[reached[members]]] = True
             reached[members[asking[plans]]] = True
-        return np.asarray(np.flatnonzero(asking[self.plans]), np.int64)
+        return asking
 
-    def decidable(self, rows: Ints) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the time, the number of the plan, the status and the duration of requests. It is -1 if unknown."""
-        times, plans, marks = (each[rows].tolist() for each in (self.times, self.plans, self._marks))
-        held = self.recording.durations
-        durations = np.frombuffer(held, np.int64)[rows].tolist() if held else repeat(-1)
-        for at, plan, mark, duration in zip(times, plans, marks, durations, strict=False):
-            yield at, plan, mark & _STATUSES, duration
+    def decidable(self, asking: Bools) -> Iterator[tuple[int, int, int, int]]:
+        """Yield time, plan, status and duration of the requests with these plans. The duration is -1 if unknown."""
+        for block in self.blocks():
+            rows = np.flatnonzero(asking[block.plans])
+            times, plans, statuses = (
+                each[rows].tolist() for each in (block.times, block.plans, block.marks & _STATUSES)
+            )
+            held = block.durations
+            yield from zip(times, plans, statuses, held[rows].tolist() if len(held) else repeat(-1), strict=False)
 
     def clients(self, rule: int) -> int:
         """Return the number of different clients of a rule."""
@@ -131,22 +233,20 @@ class Columns:
         numbers = np.flatnonzero(np.isin(self.series_of, list(places))).tolist()
         return len({identity_of(self.keys[number]) for number in numbers})
 
-    def facts(self, series: Series, counters: Mapping[int, int], number: int) -> list[Facts]:
-        """Return what the log tells of clients.
-
-        Args:
-            series: The series that they asked.
-            counters: The client of each counter.
-            number: The number of clients.
-        """
-        client_of = np.full(len(self.keys), -1, np.int64)
-        client_of[list(counters)] = list(counters.values())
-        rows, asked = self.requests_of(series)
-        owners = client_of[asked]
-        rows, owners = rows[owners >= 0], owners[owners >= 0]
-        order = np.argsort(owners, kind="stable")
-        bounds = np.searchsorted(owners[order], np.arange(number + 1))
-        return [self._facts(rows[order[bounds[each] : bounds[each + 1]]]) for each in range(number)]
+    def facts(self, asked: Asked, chosen: Sequence[int]) -> list[Facts]:
+        """Return what the log tells of some clients that asked a series."""
+        reads: list[Read] = [lambda block: block.times, lambda block: block.paths, lambda block: block.marks]
+        number_of = np.full(len(asked.requests), -1, np.int64)
+        number_of[list(chosen)] = np.arange(len(chosen))
+        numbers = number_of[asked.clients]
+        sizes = np.minimum(asked.requests[list(chosen)], _MOST_JUDGED)
+        found: list[Facts] = []
+        for first, end in _parts(sizes) if chosen else ():
+            inside = np.flatnonzero((numbers >= first) & (numbers < end))
+            sorted_ = asked.sorted(asked.counters[inside], numbers[inside] - first, sizes[first:end], reads)
+            cuts = np.cumsum(sizes[first:end])[:-1]
+            found += map(self._facts, *(np.split(each, cuts) for each in sorted_))
+        return found
 
     def _main_paths(self, paths: npt.NDArray[np.uint16]) -> list[tuple[str, int]]:
         """Return the paths that occur most. If none is frequent, the folders."""
@@ -159,16 +259,14 @@ class Columns:
             folders[_folder(names[each])] += many
         return folders.most_common(_SHOWN)
 
-    def _facts(self, rows: Ints) -> Facts:
-        paths, marks = self._paths[rows], self._marks[rows]
-        recording = self.recording
+    def _facts(self, times: Ints, paths: npt.NDArray[np.uint16], marks: npt.NDArray[np.uint32]) -> Facts:
         return Facts(
-            len(rows),
+            len(times),
             self._main_paths(paths),
             _most(marks & _STATUSES),
-            [(recording.agents.names[each], many) for each, many in _most(marks >> STATUS, most=9)],
-            float(np.count_nonzero(self._part[paths]) / len(rows)),
-            _period(self.times[rows]),
+            [(self.recording.agents.names[each], many) for each, many in _most(marks >> STATUS, most=9)],
+            float(np.count_nonzero(self._part[paths]) / len(paths)),
+            _period(times),
         )
 
 

@@ -16,14 +16,17 @@ from ratelimit_mw.foresight.clients import MOST_NAMED, Client, client_of, fair
 from ratelimit_mw.foresight.results import Curve, RuleResult, RulesOutcome
 from ratelimit_mw.foresight.simulation import identity_of
 from ratelimit_mw.foresight.what_if.collection import Collection, Series
-from ratelimit_mw.foresight.what_if.columns import Columns
+from ratelimit_mw.foresight.what_if.columns import Asked, Columns
 from ratelimit_mw.foresight.what_if.exact import (
     Bools,
+    Decided,
     Ints,
+    Way,
     WindowTooLong,
     busiest_windows,
     decide_all,
     distribution,
+    may_deny,
 )
 from ratelimit_mw.foresight.what_if.limits import Subject, candidates, replayed_candidates
 from ratelimit_mw.model import Charge, Quota, Row
@@ -36,9 +39,6 @@ _LISTED = 5
 
 _REPLAYED = 2
 """How many of the rules whose decisions are coupled are replayed, and how many limits of each, without being asked."""
-
-_BATCH = 1 << 16
-"""How many requests are decided again at once."""
 
 
 def find_curves(collection: Collection, outcome: RulesOutcome) -> tuple[list[Curve], list[str]]:
@@ -95,20 +95,29 @@ Points = Mapping[int, tuple[int, int]]
 """The denied requests and the limited clients at each limit."""
 
 
-class _Asked:
-    """The arrivals at one limit, and its clients, which are numbered from 0 on."""
+class _Clients(Asked):
+    """The clients that asked a series, with their busiest windows."""
 
     def __init__(self, columns: Columns, series: Series) -> None:
-        self.series = series
-        self.arrivals, self.clients, self.counters = columns.asked(series)
-        self.number = int(self.clients.max()) + 1
-        self.peaks: Ints = np.zeros(self.number, np.int64)
+        super().__init__(columns, series)
+        self.peaks: Ints = np.zeros(len(self.requests), np.int64)
         try:
-            np.maximum.at(self.peaks, self.clients, busiest_windows(self.arrivals, series.quota))
+            for arrivals, part in self.arrivals():
+                np.maximum.at(self.peaks, self.clients[part], busiest_windows(arrivals, series.quota))
         except WindowTooLong:
+            self.peaks[:] = 0
             self.known_peaks: tuple[tuple[int, int], ...] = ()
         else:
             self.known_peaks = distribution(self.peaks)
+
+    def decided(self, way: Way, quotas: Sequence[Quota]) -> Decided:
+        """Return what each quota denies. See `decide_all`."""
+        found: list[Decided] = []
+        for arrivals, part in self.arrivals():
+            clients = self.clients[part]
+            found.append(decide_all(way, arrivals, clients - clients[0], quotas))
+        denied, limited, last = zip(*found, strict=True)
+        return Decided(np.sum(denied, axis=0), np.sum(limited, axis=0), np.concatenate(last))
 
 
 class _Makers:
@@ -140,15 +149,15 @@ class _Makers:
         way = ALGORITHMS[subject.quota.algorithm].at_all_limits
         if way is None:
             return f"{subject.quota.algorithm} does not say how it decides at all limits at once"
-        asked = _Asked(self._columns, self.series_of(subject))
+        asked = _Clients(self._columns, self.series_of(subject))
         if not asked.known_peaks:
             return "its window is too long"
         try:
             quotas = dict(subject.quotas(candidates(subject.limit, asked.known_peaks)))
-            decided = decide_all(way, asked.arrivals, asked.clients, list(quotas.values()))
+            decided = asked.decided(way, list(quotas.values()))
         except WindowTooLong:
             return "its window is too long"
-        points = dict(zip(quotas, zip(decided.denied, decided.clients, strict=True), strict=True))
+        points = dict(zip(quotas, zip(decided.denied.tolist(), decided.clients.tolist(), strict=True), strict=True))
         if points[subject.limit][0] != self._outcome.rules[subject.place].denied:
             return _DROPPED
         return self._curve(subject, points, asked, decided.last)
@@ -157,7 +166,7 @@ class _Makers:
         """Return the curve by further decisions of the engine."""
         place = subject.place
         result = self._outcome.rules[place]
-        asked = _Asked(self._columns, self.series_of(subject))
+        asked = _Clients(self._columns, self.series_of(subject))
         limited = {subject.limit: {identity for rule, identity in self._outcome.clients if rule == place}}
         points = {subject.limit: (result.denied, result.clients)}
         quotas = dict(subject.quotas(replayed_candidates(subject.limit)))
@@ -165,14 +174,14 @@ class _Makers:
             denied, limited[limit] = self._decide_again(subject, quotas[limit], doubtful)
             points[limit] = denied, len(limited[limit])
         points = dict(sorted(points.items()))
-        last = np.full(asked.number, -1, np.int64)
+        last = np.full(len(asked.requests), -1, np.int64)
         identities = [identity_of(self._columns.keys[number]) for number in asked.counters.tolist()]
         for index, limit in enumerate(points):
             hit = np.array([identity in limited[limit] for identity in identities])
             last[asked.clients[hit]] = index
         return self._curve(subject, points, asked, last, why)
 
-    def _curve(self, subject: Subject, points: Points, asked: _Asked, last: Ints, why: str = "") -> Curve:
+    def _curve(self, subject: Subject, points: Points, asked: _Clients, last: Ints, why: str = "") -> Curve:
         denied, limited = zip(*points.values(), strict=True)
         return Curve(
             rule=subject.rule.name,
@@ -191,23 +200,18 @@ class _Makers:
             hit=self._hit(asked, last),
         )
 
-    def _hit(self, asked: _Asked, last: Ints) -> tuple[Client, ...]:
+    def _hit(self, asked: _Clients, last: Ints) -> tuple[Client, ...]:
         """Return the clients that the limits hit, those that the highest limits hit first, and of these the busiest."""
         hit = np.flatnonzero(last >= 0)
         order = hit[np.lexsort((hit, -asked.peaks[hit], -last[hit]))].tolist()
         chosen = fair(order, lambda client: int(last[client]), MOST_NAMED)
-        places = {client: place for place, client in enumerate(chosen)}
-        pairs = zip(asked.counters.tolist(), asked.clients.tolist(), strict=True)
-        counters = {counter: places[client] for counter, client in pairs if client in places}
-        first = {place: counter for counter, place in reversed(counters.items())}
-        facts = self._columns.facts(asked.series, counters, len(chosen)) if chosen else []
-        recording, having = self._recording, self._columns.having
         found: list[Client] = []
-        for place, client in enumerate(chosen):
-            counter = first[place]
-            name = recording.names.get(counter) or recording.named(identity_of(self._columns.keys[counter]), None)
-            peak = int(asked.peaks[client])
-            found.append(client_of(name, int(last[client]), peak, facts[place], having))
+        for client, facts in zip(chosen, self._columns.facts(asked, chosen), strict=True):
+            counter = int(asked.counters[np.searchsorted(asked.clients, client)])  # its first one
+            name = self._recording.names.get(counter)
+            name = name or self._recording.named(identity_of(self._columns.keys[counter]), None)
+            client_hit = client_of(name, int(last[client]), int(asked.peaks[client]), facts, self._columns.having)
+            found.append(client_hit._replace(requests=int(asked.requests[client])))
         return tuple(found)
 
     def _doubtful(self, subject: Subject, quotas: Sequence[Quota]) -> Iterator[Bools]:
@@ -236,11 +240,14 @@ class _Makers:
             return None
         if algorithm.at_all_limits is None:
             return None
-        arrivals, _, _ = self._columns.asked(series, charging_all=True)
+        asked = Asked(self._columns, series)
+        last = np.empty(len(asked.counters), np.int64)
         try:
-            return decide_all(algorithm.at_all_limits, arrivals, np.arange(len(arrivals.starts)), quotas).last
+            for arrivals, part in asked.arrivals(charging_all=True):
+                last[part] = may_deny(algorithm.at_all_limits, arrivals, quotas)
         except WindowTooLong:
             return None
+        return last[np.argsort(asked.counters)]  # in the order of their numbers
 
     def _decide_again(self, subject: Subject, quota: Quota, doubtful: Bools) -> tuple[int, set[str]]:
         """Decide again on all requests with a doubtful counter, where a limit has another quota.
@@ -253,7 +260,7 @@ class _Makers:
         shadows = np.array([series.shadow and series.rule != subject.place for series in recording.series])
         used = doubtful if whole else doubtful & ~shadows[columns.series_of]
         of_rule = np.array([series.rule == subject.place for series in recording.series])
-        rows = columns.asking(used, used & of_rule[columns.series_of])
+        asking = columns.asking(used, used & of_rule[columns.series_of])
         askers = np.bincount(columns.members[used[columns.members]], minlength=len(used))
 
         def replaced(number: int, charge: Charge) -> Charge | None:
@@ -267,32 +274,31 @@ class _Makers:
         made: dict[int, tuple[Plan, Sequence[int], _Lasting]] = {}
         denied, limited = 0, set[str]()
         try:
-            for begin in range(0, len(rows), _BATCH):
-                for at, number, status, lasted in columns.decidable(rows[begin : begin + _BATCH]):
-                    known = made.get(number)
-                    if known is None:
-                        charges = recording.charges_of(number, replaced)
-                        places = [place for place, charge in enumerate(charges) if charge.rule is rule]
-                        asked = columns.members[recording.places_of(number)]
-                        alone = bool((askers[asked[used[asked]]] == 1).all())
-                        lasting = _Lasting(charges, places, alone=alone, never=whole or rule.shadow)
-                        known = made[number] = simulation.plan_of(charges), places, lasting
-                    plan, own, lasting = known
-                    if at < lasting.until:
-                        denied += lasting.denying
-                        continue
-                    outcomes = simulation.taken(at, plan)
-                    if outcomes is None:
-                        verdict = simulation.decide(at, status, lasted, plan)
-                        outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
-                    else:
-                        lasting.note(at, outcomes)
-                    if outcomes:
-                        for place in own:
-                            if not outcomes[place][0]:
-                                denied += 1
-                                limited.add(identity_of(plan.charges[place].ask.key))
-                                break  # several counters of the rule deny one request
+            for at, number, status, lasted in columns.decidable(asking):
+                known = made.get(number)
+                if known is None:
+                    charges = recording.charges_of(number, replaced)
+                    places = [place for place, charge in enumerate(charges) if charge.rule is rule]
+                    asked = columns.members[recording.places_of(number)]
+                    alone = bool((askers[asked[used[asked]]] == 1).all())
+                    lasting = _Lasting(charges, places, alone=alone, never=whole or rule.shadow)
+                    known = made[number] = simulation.plan_of(charges), places, lasting
+                plan, own, lasting = known
+                if at < lasting.until:
+                    denied += lasting.denying
+                    continue
+                outcomes = simulation.taken(at, plan)
+                if outcomes is None:
+                    verdict = simulation.decide(at, status, lasted, plan)
+                    outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
+                else:
+                    lasting.note(at, outcomes)
+                if outcomes:
+                    for place in own:
+                        if not outcomes[place][0]:
+                            denied += 1
+                            limited.add(identity_of(plan.charges[place].ask.key))
+                            break  # several counters of the rule deny one request
         finally:
             simulation.close()
         return denied, limited

@@ -12,7 +12,8 @@ into segments, so that there are fewer steps: before a segment, a counter is as 
 one segment to another, and each counts in all of its own, a limit L denies all but the first L, without steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,9 +28,19 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[Any]
 Way = Counting | Refilling
+Moments = Callable[[Ints], Ints]
 
-_CELLS = 30_000_000
+_CELLS = 6_000_000
 """The most running totals that are kept at once, of four bytes each."""
+
+_PIECE = 1 << 19
+"""About how many arrivals are decided at once."""
+
+_ROWS = 1 << 19
+"""About how many arrivals are put in the order of steps at once."""
+
+_FOR_STEP = 8
+"""As many totals as this take the room of what one step computes for a segment and a limit."""
 
 _LARGEST = 2**62
 
@@ -42,42 +53,63 @@ class WindowTooLong(ValueError):
 
 
 class Sequences(NamedTuple):
-    """Arrivals by counter, and in order of time for each counter. Each costs 1.
+    """Arrivals by counter, or by segment, and in order of time for each. Each costs 1.
 
     Attributes:
         times: The time of each arrival, in microseconds since the epoch.
-        counters: The number of the counter of each arrival.
         charged: False for an arrival that is decided, but not charged, because another rule denies the request.
-        starts: The index of the first arrival of each counter that has any.
+        starts: The index of the first arrival of each counter, or segment.
     """
 
     times: Ints
-    counters: Ints
     charged: Bools
     starts: Ints
 
+    @property
+    def begins(self) -> Ints:
+        """The start of the counter, or segment, of each arrival."""
+        return np.repeat(self.starts, self.sizes)
 
-def in_sequence(times: Ints, counters: Ints, charged: Bools | None = None) -> Sequences:
-    """Sort arrivals by counter. Those of one counter must be in order of time already, and stay in their order."""
-    order = np.argsort(counters, kind="stable")
-    held = np.ones(len(times), np.bool_) if charged is None else charged[order]
-    return Sequences(times[order], counters[order], held, _changes(counters[order]))
+    @property
+    def sizes(self) -> Ints:
+        """The number of arrivals of each counter, or segment."""
+        return np.diff(self.starts, append=len(self.times))
 
 
-def _changes(values: Ints) -> Ints:
+def changes(values: Ints) -> Ints:
     """Return the indices at which a value differs from the one before. The first index is one of them."""
     new = np.ones(len(values), np.bool_)
     new[1:] = values[1:] != values[:-1]
     return np.flatnonzero(new)
 
 
-def _spread(starts: Ints, size: int) -> Ints:
-    """Return the start of the group of each index, for groups that begin at `starts`."""
-    return np.repeat(starts, np.diff(starts, append=size))
+def _pieces(arrivals: Sequences, earliest: Moments) -> Iterator[tuple[Sequences, Ints]]:
+    """Cut the arrivals into pieces of whole segments.
+
+    Args:
+        arrivals: The arrivals by counter.
+        earliest: Returns the time from which on arrivals count at these times.
+
+    Returns:
+        The arrivals of each piece by segment, and the place of the counter of each of its segments.
+    """
+    times, charged, of_counters = arrivals
+    fresh = np.ones(len(times), np.bool_)
+    for begin in range(1, len(times), _PIECE):
+        now = times[begin : begin + _PIECE]
+        fresh[begin : begin + _PIECE] = times[begin - 1 : begin - 1 + len(now)] < earliest(now)
+    fresh[of_counters] = True
+    starts = np.flatnonzero(fresh)
+    cuts = changes(starts // _PIECE)
+    for first, end in pairwise([*cuts.tolist(), len(starts)]):
+        found = starts[first:end]
+        part = slice(found[0], starts[end] if end < len(starts) else len(times))
+        counters = np.searchsorted(of_counters, found, side="right") - 1
+        yield Sequences(times[part], charged[part], found - found[0]), counters
 
 
 def _first_since(arrivals: Sequences, moments: Ints) -> Ints:
-    """Return, for each arrival, the index of its counter's first arrival at a moment, which is not later, or after it.
+    """Return, for each arrival, the index of its segment's first arrival at a moment, which is not later, or after it.
 
     Raises:
         WindowTooLong: The times cannot be put in one line.
@@ -85,7 +117,7 @@ def _first_since(arrivals: Sequences, moments: Ints) -> Ints:
     times = arrivals.times
     back = np.minimum(times - moments, int(times.max() - times.min()))
     apart = int(back.max()) + 1
-    # One line of time for all counters: each begins so long after the one before that no window has both.
+    # One line of time for all segments: each begins so long after the one before that no window has both.
     steps = np.minimum(np.diff(times, prepend=times[0]), apart)
     steps[arrivals.starts] = apart
     if float(steps.sum(dtype=np.float64)) > _LARGEST:
@@ -96,22 +128,22 @@ def _first_since(arrivals: Sequences, moments: Ints) -> Ints:
 
 
 def busiest_windows(arrivals: Sequences, quota: Quota) -> Ints:
-    """Return the most requests in any window, for each counter that has any, in their order.
+    """Return the most requests in any window, for each counter, in their order.
 
     If the algorithm counts in one window, this is its own. Otherwise a window is any span of one period.
 
     Raises:
         WindowTooLong: The window is too long for the arithmetic.
     """
-    size = len(arrivals.times)
-    if not size:
-        return arrivals.times
     way = ALGORITHMS[quota.algorithm].at_all_limits
-    moments = arrivals.times - quota.period + 1
-    if isinstance(way, Counting) and way.used is None:
-        (moments,) = way.since(quota, arrivals.times)
-    counts = np.arange(size) - _first_since(arrivals, moments) + 1
-    return np.maximum.reduceat(counts, arrivals.starts)
+
+    in_one = isinstance(way, Counting) and way.used is None
+    moments: Moments = _earliest(way, [quota]) if way and in_one else (lambda now: now - quota.period + 1)
+    highest = np.zeros(len(arrivals.starts), np.int64)
+    for piece, counters in _pieces(arrivals, moments):
+        counts = np.arange(len(piece.times)) - _first_since(piece, moments(piece.times)) + 1
+        np.maximum.at(highest, counters, np.maximum.reduceat(counts, piece.starts))
+    return highest
 
 
 def distribution(peaks: Ints, most: int = 400) -> tuple[tuple[int, int], ...]:
@@ -123,7 +155,7 @@ def distribution(peaks: Ints, most: int = 400) -> tuple[tuple[int, int], ...]:
     if len(values) > most:
         edges = np.unique(np.geomspace(values[0], values[-1], most).astype(np.int64))
         edges[-1] = values[-1]
-        starts = _changes(np.searchsorted(edges, values, side="left"))
+        starts = changes(np.searchsorted(edges, values, side="left"))
         values, counts = values[np.append(starts[1:], len(values)) - 1], np.add.reduceat(counts, starts)
     return tuple(zip(values.tolist(), counts.tolist(), strict=True))
 
@@ -137,8 +169,8 @@ class Decided(NamedTuple):
         last: The index of the highest limit that denies a request of each client. -1 if none does.
     """
 
-    denied: tuple[int, ...]
-    clients: tuple[int, ...]
+    denied: Ints
+    clients: Ints
     last: Ints
 
 
@@ -154,133 +186,180 @@ def decide_all(way: Way, arrivals: Sequences, clients: Ints, quotas: Sequence[Qu
     Raises:
         WindowTooLong: The numbers are too large for the arithmetic.
     """
-    if not len(arrivals.times):
-        return Decided((0,) * len(quotas), (0,) * len(quotas), np.zeros(0, np.int64))
+    denied = np.zeros(len(quotas), np.int64)
+    limited = np.zeros((int(clients.max(initial=-1)) + 1, len(quotas)), np.bool_)
+    for piece, counters in _pieces(arrivals, _earliest(way, quotas)):
+        owners = clients[counters]
+        found = _buckets(piece, quotas, way) if isinstance(way, Refilling) else _windows(piece, quotas, way)
+        for segments, counts, denies in found:
+            denied[: len(counts)] += counts
+            for limit, each in enumerate(denies.T):
+                limited[owners[segments[each]], limit] = True
+    last = np.where(limited.any(axis=1), len(quotas) - 1 - np.argmax(limited[:, ::-1], axis=1), -1)
+    return Decided(denied, np.count_nonzero(limited, axis=0), last)
+
+
+def may_deny(way: Way, arrivals: Sequences, quotas: Sequence[Quota]) -> Ints:
+    """Return the index of the highest limit that denies a request of each counter if all are charged, or -1.
+
+    For the arguments and the exception see `decide_all`.
+    """
     if isinstance(way, Refilling):
-        return _in_steps(arrivals, clients, quotas, _buckets(arrivals, quotas, way))
-    if way.used is None:
-        first = _first_since(arrivals, way.since(quotas[0], arrivals.times)[0])
-        starts = np.flatnonzero(first == np.arange(len(first)))
-        if np.array_equal(first, _spread(starts, len(first))):
-            return _in_windows(arrivals, clients, quotas, first)
-    return _in_steps(arrivals, clients, quotas, _windows(arrivals, quotas, way))
+        return decide_all(way, arrivals, np.arange(len(arrivals.starts)), quotas).last
+    last = np.full(len(arrivals.starts), -1)
+    for piece, counters in _pieces(arrivals, _earliest(way, quotas)):
+        np.maximum.at(last, counters, _Windows(piece, quotas, way).doubtful - 1)
+    return last
 
 
-def _charged_before(arrivals: Sequences) -> Ints:
-    """Return how many charged arrivals precede each index. The last index is the end."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(arrivals.charged, dtype=np.int64)))
+def _earliest(way: Way, quotas: Sequence[Quota]) -> Moments:
+    """Return the function that returns the time from which on arrivals count at these times, at any of the limits."""
+    if isinstance(way, Refilling):
+        intervals, rooms = _terms(quotas, way)
+        longest = int((rooms + intervals).max())
+        return lambda now: now - longest + 1
+    return partial(_first_moment, way, quotas[0])
 
 
-def _in_windows(arrivals: Sequences, clients: Ints, quotas: Sequence[Quota], first: Ints) -> Decided:
-    """Decide without steps. The window of each arrival begins with the arrival at `first`."""
-    before = _charged_before(arrivals)
-    ranks = before[:-1] - before[first]
-    highest = np.full(int(clients.max()) + 1, -1)
-    owners = clients[arrivals.counters[arrivals.starts]]
-    np.maximum.at(highest, owners, np.maximum.reduceat(ranks, arrivals.starts))
-    limits = [quota.limit for quota in quotas]
-    denied, limited = (len(each) - np.searchsorted(np.sort(each), limits) for each in (ranks, highest))
-    return Decided(tuple(denied.tolist()), tuple(limited.tolist()), np.searchsorted(limits, highest, "right") - 1)
+def _first_moment(way: Counting, quota: Quota, now: Ints) -> Ints:
+    moments: Ints = way.since(quota, now)[-1]
+    return moments
+
+
+Denials = Iterator[tuple[Ints, Ints, Bools]]
+"""The places of some segments, how many of their arrivals each of the lowest limits denies, and whether each of these
+limits denies an arrival of each segment. A limit that is left out denies none."""
 
 
 class _Steps:
     """Arrivals in the order of steps: first the first arrival of each segment, then the second of each, and so on.
 
     Args:
-        sizes: The sizes of the segments, descending.
-    """
-
-    def __init__(self, sizes: Ints) -> None:
-        self.sizes = sizes
-        active = len(sizes) - np.cumsum(np.bincount(sizes))[:-1]  # how many segments have an arrival in each step
-        self.offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(active)))
-        self.bounds = list(zip(active.tolist(), self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True))
-        """For each step, how many segments take part, and their first row and the row after their last one."""
-
-    def before(self, places: Ints) -> Ints:
-        """Return the rows of running totals before these places in their segments. Row 0 is that before any arrival.
-
-        Args:
-            places: One place for each row.
-        """
-        segments = np.arange(len(places)) - np.repeat(self.offsets[:-1], np.diff(self.offsets))
-        return np.where(places, self.offsets[places - 1] + segments + 1, 0)
-
-
-class _Segments(NamedTuple):
-    """Segments of arrivals: before each, its counter is as if unused.
+        starts: The starts of the segments.
+        sizes: Their sizes, descending.
 
     Attributes:
-        starts: The index of the first arrival of each segment.
-        doubtful: Whether a limit may deny an arrival of each segment.
-        decide: (steps, indices of the arrivals in the order of steps, quotas) → how many arrivals of each segment each
-            quota admits.
+        rows: The index of each arrival.
+        bounds: For each step, how many segments take part, and their first row and the row after their last one.
     """
 
-    starts: Ints
-    doubtful: Bools
-    decide: Callable[[_Steps, Ints, Sequence[Quota]], Counts]
+    def __init__(self, starts: Ints, sizes: Ints) -> None:
+        active = len(sizes) - np.cumsum(np.bincount(sizes))[:-1]  # how many segments have an arrival in each step
+        self._offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(active)))
+        self._segments = np.arange(self._offsets[-1]) - np.repeat(self._offsets[:-1], active)
+        self._starts = starts[self._segments]
+        self.rows = self._starts + np.repeat(np.arange(len(active)), active)
+        firsts = self._offsets.tolist()
+        self.bounds = list(zip(active.tolist(), firsts, firsts[1:], strict=False))
+
+    def before(self, indices: Ints) -> Ints:
+        """Return the rows of running totals before the arrival with an index, for each row. 0 is before any arrival."""
+        places = indices[self.rows] - self._starts
+        return np.where(places, self._offsets[places - 1] + self._segments + 1, 0)
 
 
-def _in_steps(arrivals: Sequences, clients: Ints, quotas: Sequence[Quota], segments: _Segments) -> Decided:
-    """Decide on segments, the longest first, as many at once as there is room for."""
-    starts, doubtful, decide = segments
-    denied = np.zeros(len(quotas), np.int64)
-    limited = np.zeros((int(clients.max()) + 1, len(quotas)), np.bool_)
-    size = len(arrivals.times)
-    sizes = np.diff(starts, append=size)
-    chosen = np.flatnonzero(doubtful)
-    chosen = chosen[np.argsort(-sizes[chosen], kind="stable")]
-    ranks = np.full(len(sizes), -1)
-    ranks[chosen] = np.arange(len(chosen))
-    rank_of = np.repeat(ranks, sizes)
-    places = np.arange(size) - _spread(starts, size)
-    parts = _changes(np.cumsum(sizes[chosen]) // max(_CELLS // len(quotas), 1)).tolist()
-    for first, end in pairwise([*parts, len(chosen)]):
-        steps = _Steps(sizes[chosen[first:end]])
-        inside = np.flatnonzero((rank_of >= first) & (rank_of < end))
-        rows = np.empty(len(inside), np.int64)
-        rows[steps.offsets[places[inside]] + rank_of[inside] - first] = inside
-        owners = clients[arrivals.counters[starts[chosen[first:end]]]]
-        width = max(_CELLS // len(rows), 1)
-        for limit in range(0, len(quotas), width):
-            counts = steps.sizes[:, np.newaxis] - decide(steps, rows, quotas[limit : limit + width])
-            denied[limit : limit + width] += counts.sum(axis=0)
-            segment, at = np.nonzero(counts)
-            limited[owners[segment], limit + at] = True
-    last = np.where(limited.any(axis=1), len(quotas) - 1 - np.argmax(limited[:, ::-1], axis=1), -1)
-    return Decided(tuple(denied.tolist()), tuple(np.count_nonzero(limited, axis=0).tolist()), last)
+def _in_steps(
+    arrivals: Sequences,
+    doubtful: Ints,
+    kept: Ints,
+    quotas: Sequence[Quota],
+    decide: Callable[[_Steps, Sequence[Quota]], Counts],
+) -> Denials:
+    """Decide on segments, the longest first, as many at once as there is room for.
+
+    Args:
+        arrivals: The arrivals by segment.
+        doubtful: How many of the limits may deny an arrival of each segment: these are the lowest.
+        kept: How many totals of each segment have to be kept for each limit.
+        quotas: The limits.
+        decide: (steps, quotas) → how many arrivals of each segment each quota admits.
+    """
+    sizes = arrivals.sizes
+    below, width = 0, 1
+    while below < len(quotas):  # segments of which similarly many limits are doubtful
+        chosen = np.flatnonzero((doubtful > below) & (doubtful <= width))
+        chosen = chosen[np.argsort(-sizes[chosen], kind="stable")]
+        load = np.maximum((kept[chosen] + _FOR_STEP) * (width / _CELLS), sizes[chosen] / _ROWS)
+        cuts = changes(np.floor(np.cumsum(load))) if len(chosen) else chosen
+        for first, end in pairwise([*cuts.tolist(), len(chosen)]):
+            part = chosen[first:end]
+            steps = _Steps(arrivals.starts[part], sizes[part])
+            counts = sizes[part, np.newaxis] - decide(steps, quotas[:width])
+            yield part, counts.sum(axis=0), counts > 0
+        below, width = width, min(4 * width, len(quotas))
 
 
-def _windows(arrivals: Sequences, quotas: Sequence[Quota], way: Counting) -> _Segments:
-    """Begin a segment where no earlier arrival counts, and decide by running totals."""
-    times, charged = arrivals.times, arrivals.charged
-    used = way.used or _count
-    firsts = [_first_since(arrivals, moments) for moments in way.since(quotas[0], times)]
-    before = _charged_before(arrivals)
-    most = [before[:-1] - before[first] for first in firsts]  # if all earlier ones were admitted
-    if way.used is not None and float(most[-1].max() + 1) * quotas[0].period > _LARGEST:  # the largest product
-        raise WindowTooLong
-    starts = np.flatnonzero(firsts[-1] == np.arange(len(times)))
-    begin = _spread(starts, len(times))
-    full = used(quotas[0], most, times) >= min(quota.limit for quota in quotas)
+class _Windows:
+    """What an algorithm that counts has used when all arrivals are charged.
 
-    def decide(steps: _Steps, rows: Ints, quotas: Sequence[Quota]) -> Counts:
+    Args:
+        arrivals: The arrivals by segment.
+        quotas: The limits.
+        way: How the algorithm decides.
+
+    Attributes:
+        firsts: For each time since which requests count, the index of the first of them, for each arrival.
+        before: How many charged arrivals precede each index. The last index is the end.
+        doubtful: See `_in_steps`.
+
+    Raises:
+        WindowTooLong: The numbers are too large for the arithmetic.
+    """
+
+    def __init__(self, arrivals: Sequences, quotas: Sequence[Quota], way: Counting) -> None:
+        self.firsts = [_first_since(arrivals, moments) for moments in way.since(quotas[0], arrivals.times)]
+        self.before = np.concatenate((np.zeros(1, np.int64), np.cumsum(arrivals.charged, dtype=np.int64)))
+        counts = [self.before[:-1] - self.before[first] for first in self.firsts]
+        if way.used is not None and float(counts[-1].max() + 1) * quotas[0].period > _LARGEST:  # the largest product
+            raise WindowTooLong
+        self.most = (way.used or _count)(quotas[0], counts, arrivals.times)
+        limits = [quota.limit for quota in quotas]
+        self.doubtful: Ints = np.searchsorted(limits, np.maximum.reduceat(self.most, arrivals.starts), side="right")
+
+
+def _windows(arrivals: Sequences, quotas: Sequence[Quota], way: Counting) -> Denials:
+    """Decide by running totals, or without steps if each arrival counts in all of its segment."""
+    windows = _Windows(arrivals, quotas, way)
+    used, firsts = way.used or _count, windows.firsts
+    if way.used is None and np.array_equal(firsts[0], arrivals.begins):
+        limits = [quota.limit for quota in quotas]
+        denied = len(windows.most) - np.searchsorted(np.sort(windows.most), limits)
+        yield np.arange(len(arrivals.starts)), denied, windows.doubtful[:, np.newaxis] > np.arange(len(limits))
+        return
+
+    def decide(steps: _Steps, quotas: Sequence[Quota]) -> Counts:
+        since = [steps.before(first) for first in firsts]
+        rows = np.arange(1, len(steps.rows) + 1)
+        # The earliest row of totals that each row or a later one needs.
+        needed = np.minimum.reduce([rows, *(np.where(each, each, _MOST) for each in since)])
+        needed = np.minimum.accumulate(needed[::-1])[::-1]
+        room = int((rows - needed).max()) + steps.bounds[0][0]
+        width = max(_CELLS // room, 1)
+        parts = [quotas[first : first + width] for first in range(0, len(quotas), width)]
+        return np.concatenate([admitted(steps, part, since, needed, room) for part in parts], axis=1)
+
+    def admitted(steps: _Steps, quotas: Sequence[Quota], since: Sequence[Ints], needed: Ints, room: int) -> Counts:
         limits = np.array([min(quota.limit, _MOST) for quota in quotas], np.int32)
-        since = [steps.before((first - begin)[rows]) for first in firsts]
-        now, taken = times[rows, np.newaxis], charged[rows, np.newaxis]
-        totals = np.zeros((len(rows) + 1, len(quotas)), np.int32)  # row 0 is before any arrival
-        admitted = np.zeros((len(steps.sizes), len(quotas)), np.int32)
-        held = np.zeros(admitted.shape, np.int32)
+        now, taken = arrivals.times[steps.rows, np.newaxis], arrivals.charged[steps.rows, np.newaxis]
+        room = max(room, min(len(needed), _CELLS // len(quotas)))
+        totals = np.zeros((room + 1, len(quotas)), np.int32)  # row 0 is before any arrival
+        found = np.zeros((steps.bounds[0][0], len(quotas)), np.int32)
+        held, dropped = np.zeros(found.shape, np.int32), 0
         for active, first, end in steps.bounds:
             held = held[:active]
+            if end - dropped > room:  # drop the rows that no later one needs
+                held, more = held.copy(), int(needed[first]) - 1 - dropped
+                totals[1 : first - dropped - more + 1] = totals[more + 1 : first - dropped + 1]
+                since = [np.maximum(each - more, 0) for each in since]
+                dropped += more
             counts = [held - totals[each[first:end]] for each in since]
             admits = used(quotas[0], counts, now[first:end]) < limits
-            admitted[:active] += admits
-            held = np.add(held, admits & taken[first:end], out=totals[first + 1 : end + 1])
-        return admitted
+            found[:active] += admits
+            held = np.add(held, admits & taken[first:end], out=totals[first + 1 - dropped : end + 1 - dropped])
+        return found
 
-    return _Segments(starts, np.logical_or.reduceat(full, starts), decide)
+    kept = np.maximum.reduceat(np.arange(len(arrivals.times)) - firsts[-1], arrivals.starts)
+    yield from _in_steps(arrivals, windows.doubtful, kept, quotas, decide)
 
 
 def _count(_quota: Quota, counts: Sequence[Counts], _now: Ints) -> Counts:
@@ -288,21 +367,22 @@ def _count(_quota: Quota, counts: Sequence[Counts], _now: Ints) -> Counts:
     return counts[0]
 
 
-def _buckets(arrivals: Sequences, quotas: Sequence[Quota], way: Refilling) -> _Segments:
-    """Begin a segment where all buckets are full. A bucket with the limit 0 admits nothing."""
-    times = arrivals.times
+def _terms(quotas: Sequence[Quota], way: Refilling) -> tuple[Ints, Ints]:
+    """Return the interval and the room of each bucket. A bucket with the limit 0 admits nothing."""
+    intervals = [-(-quota.period // quota.limit) if quota.limit else 1 for quota in quotas]
+    rooms = [way.room(*each) if each[0].limit else -1 for each in zip(quotas, intervals, strict=True)]
+    if max(rooms) + max(intervals) > _LARGEST:
+        raise WindowTooLong
+    return np.array(intervals, np.int64), np.array(rooms, np.int64)
 
-    def terms(quotas: Sequence[Quota]) -> tuple[Ints, Ints]:
-        intervals = [-(-quota.period // quota.limit) if quota.limit else 1 for quota in quotas]
-        rooms = [way.room(*each) if each[0].limit else -1 for each in zip(quotas, intervals, strict=True)]
-        if max(rooms) + max(intervals) > _LARGEST:
-            raise WindowTooLong
-        return np.array(intervals, np.int64), np.array(rooms, np.int64)
 
-    def decide(steps: _Steps, rows: Ints, quotas: Sequence[Quota]) -> Counts:
-        intervals, rooms = terms(quotas)
-        now, taken = times[rows, np.newaxis], arrivals.charged[rows, np.newaxis]
-        full = np.zeros((len(steps.sizes), len(quotas)), np.int64)
+def _buckets(arrivals: Sequences, quotas: Sequence[Quota], way: Refilling) -> Denials:
+    """Decide by the time at which each bucket is full. All are full before a segment."""
+
+    def decide(steps: _Steps, quotas: Sequence[Quota]) -> Counts:
+        intervals, rooms = _terms(quotas, way)
+        now, taken = arrivals.times[steps.rows, np.newaxis], arrivals.charged[steps.rows, np.newaxis]
+        full = np.zeros((steps.bounds[0][0], len(quotas)), np.int64)
         admitted = np.zeros(full.shape, np.int32)
         for active, first, end in steps.bounds:
             due, at = full[:active], now[first:end]
@@ -312,9 +392,7 @@ def _buckets(arrivals: Sequences, quotas: Sequence[Quota], way: Refilling) -> _S
             due += (admits & taken[first:end]) * intervals
         return admitted
 
-    intervals, rooms = terms(quotas)
-    fresh = np.diff(times, prepend=times[0]) >= int((rooms + intervals).max())
-    fresh[arrivals.starts] = True
-    starts = np.flatnonzero(fresh)
-    least = int((rooms // intervals + 1).min())  # what the smallest bucket admits at once
-    return _Segments(starts, np.diff(starts, append=len(times)) > least, decide)
+    intervals, rooms = _terms(quotas, way)
+    at_once = np.minimum.accumulate((rooms // intervals + 1)[::-1])[::-1]  # what the bucket or a larger one admits
+    doubtful = np.searchsorted(at_once, arrivals.sizes)
+    yield from _in_steps(arrivals, doubtful, np.ones(len(doubtful), np.int64), quotas, decide)
