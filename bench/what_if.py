@@ -92,4 +92,4 @@ def arrivals(requests: int) -> tuple[array, array]:
 
 def _quota(name: str, limit: int) -> Quota:
     bucket = name in ("token_bucket", "leaky_bucket")
-    return Quota(name, limit, PERIOD, limit if bucket else 0, max_wait=2 * PERIOD if name == "leaky_bucket" else 0)
+    return Quota(name, limit, PERIOD, limit if bucket else 0, longest_wait=2 * PERIOD if name == "leaky_bucket" else 0)

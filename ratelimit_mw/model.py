@@ -39,7 +39,7 @@ class Quota:
         buckets: The number of slices of a `bucketed_window`. Other algorithms ignore it.
         consistency: Where the counter is decided: `strict`, `lease` or `write_back`.
         shards: The number of keys over which the counter is spread.
-        max_wait: How long a request may wait for its turn instead of being denied, in microseconds.
+        longest_wait: How long a request may wait for its turn instead of being denied, in microseconds.
         refundable: True if charges may be refunded before the period ends. A denial is then never certain to last.
         spare: The part of the limit (for a bucket, of the burst) above the limit that clients are shown.
         over: The `Decision.over` of a request that is admitted from `spare`.
@@ -56,7 +56,7 @@ class Quota:
     buckets: int = 60
     consistency: str = "strict"
     shards: int = 1
-    max_wait: int = 0
+    longest_wait: int = 0
     refundable: bool = False
     spare: int = 0
     over: Literal["soft", "elastic"] | None = None
@@ -79,7 +79,7 @@ class Quota:
     @property
     def waits(self) -> bool:
         """True if a request may have to wait for its turn."""
-        return self.max_wait > 0
+        return self.longest_wait > 0
 
     @property
     def widest(self) -> "Quota":

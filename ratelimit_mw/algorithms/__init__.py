@@ -164,7 +164,7 @@ def _overdrawing(decide: Decide) -> Decide:
             return charged, state_after
         if cost > outcome.remaining:
             after, _ = decide(state_after or state, quota, 0, now)
-            if not after.allowed:  # with a `max_wait`, it may have gone into what requests wait for
+            if not after.allowed:  # with a `longest_wait`, it may have gone into what requests wait for
                 return after, state_after
         # The cost is known after the fact, so it waits for nothing: the delay is 0.
         return Outcome(True, max(outcome.remaining - cost, 0), charged.reset_after), state_after

@@ -136,8 +136,8 @@ class Algorithm:
         also_called: Names that other tools use for it, for the hint "did you mean".
         has_burst: It is a bucket. It has a `burst`, and `limit` per `period` is the rate at which it refills.
         has_buckets: It divides its window into slices. The rule may set their number with `buckets`.
-        can_wait: With `max_wait`, a request may wait for its turn.
-        queue: Every request waits for its turn, even without `max_wait`.
+        can_wait: With `longest_wait`, a request may wait for its turn.
+        queue: Every request waits for its turn, even without `longest_wait`.
         in_flight: It counts the requests in flight. A charge is given back when its request ends.
         largest: The largest limit, if it is smaller than the general cap.
         no_lease: Why its counters cannot be leased (`consistency: lease`). Empty if they can.
@@ -179,10 +179,10 @@ class Algorithm:
         return _widened_bucket(quota) if self.has_burst else replace(quota, limit=max(quota.limit, _MAX_COUNT))
 
     def in_lua(self, quota: Quota) -> tuple[int, int, int, int]:
-        """Return the numbers that the functions in Lua get as `limit`, `period`, `extra` and `max_wait`."""
+        """Return the numbers that the functions in Lua get as `limit`, `period`, `extra` and `longest_wait`."""
         if self.numbers is not None:
             return self.numbers(quota)
-        return quota.limit, quota.period, quota.burst if self.has_burst else quota.buckets, quota.max_wait
+        return quota.limit, quota.period, quota.burst if self.has_burst else quota.buckets, quota.longest_wait
 
     def in_turn(self, quota: Quota, longest: Quota | None = None) -> Quota:
         """Return a quota whose requests may wait for the whole queue, if every request waits for its turn.
@@ -193,7 +193,7 @@ class Algorithm:
         """
         full = longest or quota
         drained = full.burst * -(-full.period // full.limit) if full.limit else 0
-        return replace(quota, max_wait=drained) if self.queue else quota
+        return replace(quota, longest_wait=drained) if self.queue else quota
 
 
 def twice_the_limit(quota: Quota) -> Quota:
@@ -209,5 +209,5 @@ def _widened_bucket(quota: Quota) -> Quota:
     if not quota.limit:
         return quota
     interval = -(-quota.period // quota.limit)
-    most = max(2 * max(quota.burst, quota.period // interval), quota.burst - -quota.max_wait // interval + 1)
-    return replace(quota, burst=most, max_wait=most * interval)
+    most = max(2 * max(quota.burst, quota.period // interval), quota.burst - -quota.longest_wait // interval + 1)
+    return replace(quota, burst=most, longest_wait=most * interval)

@@ -3,7 +3,7 @@
 local NEVER = -1
 
 -- The functions of each algorithm, by its number. The files of the algorithms fill these tables.
---   algorithms[n](key, limit, period, burst or buckets, cost, now, max_wait)
+--   algorithms[n](key, limit, period, burst or buckets, cost, now, longest_wait)
 --     returns allowed, remaining, reset_after, retry_after, the state to write (nil: none), delay, and whether the
 --     state may be written in place. A function as state writes by itself; it gets the TTL in milliseconds.
 --   refunds[n](key, limit, period, burst or buckets, cost, charged_at, now) returns the state to write, or nothing.

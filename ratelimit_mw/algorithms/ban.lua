@@ -2,7 +2,7 @@
 --   limit     the number of denials that begin a ban, plus 65536 × growth
 --   period    the time within which denials are counted
 --   burst     the length of the first ban of a row
---   max_wait  the length of the longest ban
+--   longest_wait  the length of the longest ban
 local function read_ban(key)
   local state = redis.call('GET', key)
   if not state or #state < 16 or #state % 8 > 0 then return 0, 0, '' end

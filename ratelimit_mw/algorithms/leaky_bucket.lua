@@ -1,5 +1,5 @@
 -- The counterpart of leaky_bucket.py. State: when the bucket is empty, the next turn, the time of writing (8 bytes each).
-algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
+algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, longest_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)
   local capacity = burst * interval
@@ -9,12 +9,12 @@ algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
     local empty, turn, written = struct.unpack('<I8I8I8', state)
     if written <= now + period then level, wait = math.max(empty - now, 0), math.max(turn - now, 0) end
     local most = written > now and capacity or 2 * math.max(capacity, period)
-    local longest = most + max_wait
+    local longest = most + longest_wait
     clamped = level > most or wait > longest -- the clock stepped back, or the burst was much larger
     level, wait = math.min(level, most), math.min(wait, longest)
   end
   local needed = cost * interval
-  local late = cost > 0 and wait - max_wait or 0 -- how much too late its turn would be
+  local late = cost > 0 and wait - longest_wait or 0 -- how much too late its turn would be
   local allowed = level + needed <= capacity and late <= 0
   local retry_after, delay, write = 0, 0, nil
   if allowed then

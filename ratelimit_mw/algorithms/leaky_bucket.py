@@ -16,11 +16,11 @@ _STATE = Struct("<QQQ")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """Admit if level + cost ≤ burst and the next turn is at most `max_wait` away.
+    """Admit if level + cost ≤ burst and the next turn is at most `longest_wait` away.
 
     In units of time, with interval = ⌈period ÷ limit⌉: level = max(empty − now, 0), and admit if
-    level + cost × interval ≤ burst × interval and max(turn − now, 0) ≤ max_wait. All times are in microseconds. `delay`
-    is the time until the turn, so an idle bucket delays no request. Source: the leaky bucket as a queue, in the
+    level + cost × interval ≤ burst × interval and max(turn − now, 0) ≤ longest_wait. All times are in microseconds.
+    `delay` is the time until the turn, so an idle bucket delays no request. Source: the leaky bucket as a queue, in the
     timestamp form of ITU-T I.371 and docs/adr/0008. See `Decide` for the arguments and the result.
     """
     if not quota.limit:
@@ -33,11 +33,11 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         if written <= now + quota.period:
             level, wait = max(empty - now, 0), max(turn - now, 0)
         most = capacity if written > now else 2 * max(capacity, quota.period)
-        longest = most + quota.max_wait
+        longest = most + quota.longest_wait
         clamped = level > most or wait > longest  # the clock stepped back, or the burst was much larger
         level, wait = min(level, most), min(wait, longest)
     needed = cost * interval
-    late = wait - quota.max_wait if cost else 0  # how much too late its turn would be
+    late = wait - quota.longest_wait if cost else 0  # how much too late its turn would be
     allowed = level + needed <= capacity and late <= 0
     retry_after = delay = 0
     if allowed:
@@ -78,5 +78,5 @@ ALGORITHM = Algorithm(
     no_write_back="only the store knows how long a request must wait",
     no_shards="a queue needs a single counter",
     refunds_later=True,
-    at_all_limits=Refilling(lambda quota, interval: min((quota.burst - 1) * interval, quota.max_wait)),
+    at_all_limits=Refilling(lambda quota, interval: min((quota.burst - 1) * interval, quota.longest_wait)),
 )

@@ -1,7 +1,7 @@
 -- The counterpart of token_bucket.py. State: the time at which the bucket is full, and the time of writing (8 bytes each).
 -- The schema of the rules keeps burst × interval below fifty years. A debt may take twice that. In microseconds, a time
 -- that far ahead stays below 2^53 until after the year 2100.
-algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wait)
+algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, longest_wait)
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = math.ceil(period / limit)
   local capacity = burst * interval
@@ -10,19 +10,19 @@ algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, max_wa
   if state and #state == 16 then
     local full, written = struct.unpack('<I8I8', state)
     if written <= now + period then missing = math.max(full - now, 0) end
-    local most = (written > now and capacity or 2 * math.max(capacity, period)) + max_wait
+    local most = (written > now and capacity or 2 * math.max(capacity, period)) + longest_wait
     clamped = missing > most -- the clock stepped back, or the burst was much larger
     missing = math.min(missing, most)
   end
   local room = capacity - missing
   local needed = cost * interval
-  local allowed = needed <= room + max_wait and cost <= burst
+  local allowed = needed <= room + longest_wait and cost <= burst
   local retry_after, delay, write = 0, 0, nil
   if allowed then
     missing, room = missing + needed, room - needed
     if cost > 0 then delay = math.max(-room, 0) end
   else
-    retry_after = cost <= burst and needed - room - max_wait or NEVER
+    retry_after = cost <= burst and needed - room - longest_wait or NEVER
   end
   if clamped or (allowed and cost > 0) then write = struct.pack('<I8I8', now + missing, now) end
   return allowed, math.floor(math.max(room, 0) / interval), missing, retry_after, write, delay

@@ -8,7 +8,7 @@ The time of writing tells two cases apart if more is missing than a bucket can h
 the state is clamped. Or a request of a smaller tier reads the counter of a larger tier: both tiers share the counter,
 and the smaller tier must not clamp what the larger tier took.
 
-With `max_wait`, a request may take tokens that are not refilled yet. It then waits for them.
+With `longest_wait`, a request may take tokens that are not refilled yet. It then waits for them.
 """
 
 from struct import Struct
@@ -22,10 +22,10 @@ _VALUE, _STATE_OF_VALUE = Struct(STAMP + "QQ"), Struct(SKIPPED + "QQ")
 
 
 def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, bytes | None]:
-    """Admit if the cost fits into the tokens that are there or that refill within `max_wait`.
+    """Admit if the cost fits into the tokens that are there or that refill within `longest_wait`.
 
     In units of time, with interval = ⌈period ÷ limit⌉ and missing = max(full − now, 0): admit if
-    cost × interval ≤ burst × interval − missing + max_wait, and cost ≤ burst. All times are in microseconds.
+    cost × interval ≤ burst × interval − missing + longest_wait, and cost ≤ burst. All times are in microseconds.
     `delay` is the time until the last token that was taken is refilled. Source: GCRA, ITU-T I.371. See `Decide` for
     the arguments and the result.
     """
@@ -38,20 +38,20 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
         full, written = _STATE.unpack(state)
         if written <= now + quota.period:
             missing = full - now if full > now else 0
-        most = capacity + quota.max_wait if written > now else 2 * max(capacity, quota.period) + quota.max_wait
+        most = capacity + quota.longest_wait if written > now else 2 * max(capacity, quota.period) + quota.longest_wait
         clamped = missing > most  # the clock stepped back, or the burst was much larger
         if clamped:
             missing = most
     room = capacity - missing
     needed = cost * interval
-    allowed = needed <= room + quota.max_wait and cost <= quota.burst
+    allowed = needed <= room + quota.longest_wait and cost <= quota.burst
     retry_after = delay = 0
     if allowed:
         missing += needed
         room -= needed
         delay = -room if room < 0 and cost else 0
     else:
-        retry_after = needed - room - quota.max_wait if cost <= quota.burst else NEVER
+        retry_after = needed - room - quota.longest_wait if cost <= quota.burst else NEVER
     state_after = _STATE.pack(now + missing, now) if clamped or (allowed and cost) else None
     remaining = room // interval if room > 0 else 0
     return tuple.__new__(Outcome, (allowed, remaining, missing, retry_after, delay)), state_after
@@ -105,5 +105,5 @@ ALGORITHM = Algorithm(
     no_lease="the refill starts at the time of each charge, so requests can't be charged earlier or later",
     no_write_back="the refill starts at the time of each charge, so requests can't be charged earlier or later",
     refunds_later=True,
-    at_all_limits=Refilling(lambda quota, interval: (quota.burst - 1) * interval + quota.max_wait),
+    at_all_limits=Refilling(lambda quota, interval: (quota.burst - 1) * interval + quota.longest_wait),
 )

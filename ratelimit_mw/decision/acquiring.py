@@ -17,7 +17,7 @@ from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import with_max_wait
+from ratelimit_mw.decision.waiting import waiting_at_most
 from ratelimit_mw.errors import LimitExceeded
 from ratelimit_mw.identity.request import Arguments
 from ratelimit_mw.model import NEVER, SECOND, Decision
@@ -118,7 +118,7 @@ def acquisition(
         rules, made = plan()
         left = max(deadline - now(), 0)
         if rules.waiting and made.asks and left < math.inf:  # a bucket must not assign a turn after the deadline
-            made = Plan(with_max_wait(made.charges, math.floor(left)))
+            made = Plan(waiting_at_most(made.charges, math.floor(left)))
         verdict: Verdict = yield _Decide(engine, made, rules)
         at = now()
         left = deadline - at

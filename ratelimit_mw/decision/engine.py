@@ -22,7 +22,7 @@ from ratelimit_mw.decision.waiting import (
     may_wait,
     most_waiting,
     only_waiting_helps,
-    without_max_wait,
+    without_waiting,
 )
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Arguments, Request
@@ -302,7 +302,7 @@ class Engine:
         one thread alone.
 
         A turn that a bucket has assigned cannot be returned. The store is therefore asked with charges
-        `without_max_wait` first. Only if waiting would help, the thread takes a place and asks a second time.
+        `without_waiting` first. Only if waiting would help, the thread takes a place and asks a second time.
 
         The arguments and errors are those of `decide`.
         """
@@ -315,7 +315,7 @@ class Engine:
             if verdict.delay:  # a service has assigned a turn
                 time.sleep(verdict.delay / SECOND)
             return verdict
-        verdict = self.execute(Plan(without_max_wait(plan.charges), direct=plan.direct), rules)
+        verdict = self.execute(Plan(without_waiting(plan.charges), direct=plan.direct), rules)
         if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
             return verdict
         waiting, place = self._waiting, WaitingPlace()

@@ -69,28 +69,28 @@ def most_waiting(charges: Sequence[Charge]) -> int | None:
     return min(waits, default=None)
 
 
-def without_max_wait(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """The same charges without `max_wait`: a request that would have to wait is denied instead.
+def without_waiting(charges: Sequence[Charge]) -> Sequence[Charge]:
+    """The same charges without `longest_wait`: a request that would have to wait is denied instead.
 
     Such a denial does not count towards a penalty.
     """
-    return with_max_wait(charges, 0)
+    return waiting_at_most(charges, 0)
 
 
-def with_max_wait(charges: Sequence[Charge], most: int) -> Sequence[Charge]:
-    """The same charges with a `max_wait` of `most` microseconds at most. See `without_max_wait`."""
+def waiting_at_most(charges: Sequence[Charge], most: int) -> Sequence[Charge]:
+    """The same charges with a `longest_wait` of `most` microseconds at most. See `without_waiting`."""
     return [
-        Charge(rule, ask._replace(quota=_with_max_wait(ask.quota, most)))
-        if _may_wait(ask) and ask.quota.max_wait > most
+        Charge(rule, ask._replace(quota=_waiting_at_most(ask.quota, most)))
+        if _may_wait(ask) and ask.quota.longest_wait > most
         else Charge(rule, ask)
         for rule, ask in charges
     ]
 
 
 def only_waiting_helps(charges: Sequence[Charge], verdict: Verdict) -> bool:
-    """Whether a request that was denied under charges `without_max_wait` could pass if it waits.
+    """Whether a request that was denied under charges `without_waiting` could pass if it waits.
 
-    That is the case if only buckets with a `max_wait` deny it.
+    That is the case if only buckets with a `longest_wait` deny it.
     """
     if verdict.reason != "limited":
         return False
@@ -105,5 +105,5 @@ def _may_wait(ask: Ask) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _with_max_wait(quota: Quota, most: int) -> Quota:
-    return replace(quota, max_wait=most, penalty=quota.penalty and quota.penalty.without_counting)
+def _waiting_at_most(quota: Quota, most: int) -> Quota:
+    return replace(quota, longest_wait=most, penalty=quota.penalty and quota.penalty.without_counting)

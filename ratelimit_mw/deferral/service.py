@@ -15,7 +15,7 @@ from wsgiref.types import WSGIApplication
 
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import without_max_wait
+from ratelimit_mw.decision.waiting import without_waiting
 from ratelimit_mw.deferral.queue import (
     HEADER,
     DeferredStatus,
@@ -299,7 +299,7 @@ class _Deferral:
     def _plan(self, request: Request, rules: Rules) -> Plan:
         """Return the plan of a replay. It does not wait for its turn at a bucket: the worker sends it again instead."""
         plan = self._engine.planner.plan(rules, request)
-        return Plan(without_max_wait(plan.charges)) if rules.waiting and plan.asks else plan
+        return Plan(without_waiting(plan.charges)) if rules.waiting and plan.asks else plan
 
 
 class AsgiDeferral(_Deferral):

@@ -123,7 +123,7 @@ def warn_of_waits(rules: Rules, config: Config | None = None) -> None:
     place_of = _places(config)
     for part in rules.parts:
         for rule in part.compiled:
-            wait = 0 if rule.rule.shadow else max((quota.max_wait for quota in rule.quotas), default=0)
+            wait = 0 if rule.rule.shadow else max((quota.longest_wait for quota in rule.quotas), default=0)
             if wait > DEADLINE:
                 place = place_of(part.domain, rule.rank, "max_wait")
                 message = (

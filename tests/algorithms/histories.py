@@ -48,14 +48,14 @@ def quotas(draw, name, period=None, buckets=None):
     """Any quota of that algorithm."""
     period = period or draw(st.sampled_from(PERIODS))
     limit = draw(limits(name, period))
-    burst = max_wait = 0
+    burst = longest_wait = 0
     if name in BUCKETS and limit:
         most = min(GREAT, LONGEST_REFILL[name] // -(-period // limit))
         burst = draw(st.one_of(st.just(min(limit, most)), st.integers(1, min(6, most)), st.integers(1, most)))
         interval = -(-period // limit)
         waits = st.sampled_from((0, 1, interval - 1, interval, 2 * interval, burst * interval))
-        max_wait = draw(st.one_of(waits, st.integers(0, 60 * SECOND)))
-    return Quota(name, limit, period, burst, buckets or 60, max_wait=max_wait)
+        longest_wait = draw(st.one_of(waits, st.integers(0, 60 * SECOND)))
+    return Quota(name, limit, period, burst, buckets or 60, longest_wait=longest_wait)
 
 
 @st.composite

@@ -109,7 +109,7 @@ class TokenBucket(Model):
         return now + self.level(now) * self.interval if self.quota.limit else now
 
     def fits(self, cost, now):
-        return self.quota.limit > 0 and cost <= self.holds and self.missing(cost, now) <= self.quota.max_wait
+        return self.quota.limit > 0 and cost <= self.holds and self.missing(cost, now) <= self.quota.longest_wait
 
     def missing(self, cost, now):
         """How long until the tokens for `cost` are there."""
@@ -121,7 +121,7 @@ class TokenBucket(Model):
 
 class LeakyBucket(TokenBucket):
     def fits(self, cost, now):
-        return Model.fits(self, cost, now) and self.delay(cost, now) <= self.quota.max_wait
+        return Model.fits(self, cost, now) and self.delay(cost, now) <= self.quota.longest_wait
 
     def delay(self, cost, now):
         return self.level(now) * self.interval if cost and self.quota.limit else 0

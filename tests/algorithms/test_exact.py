@@ -64,7 +64,7 @@ def test_every_outcome_is_what_the_algorithm_means(history, forgetful):
 @given(histories(), st.booleans(), st.data())
 def test_a_late_cost_is_taken_in_full_unless_the_counter_is_in_debt(history, forgetful, data):
     quota, steps = history
-    quota = replace(quota, max_wait=quota.max_wait if quota.algorithm == "leaky_bucket" else 0)
+    quota = replace(quota, longest_wait=quota.longest_wait if quota.algorithm == "leaky_bucket" else 0)
     model, counter, now = MODELS[quota.algorithm](quota), Counter(quota, forgetful=forgetful), START
     for jump, cost in steps:
         now += jump
@@ -100,7 +100,7 @@ def test_no_span_of_time_holds_one_too_many(history):
             assert sum(c for time, c in taken if time // quota.period == now // quota.period) <= quota.limit
         elif quota.algorithm == "token_bucket":
             for first, _ in taken:
-                most = quota.burst + (now + quota.max_wait - first) * quota.limit // quota.period
+                most = quota.burst + (now + quota.longest_wait - first) * quota.limit // quota.period
                 assert sum(cost for time, cost in taken if time >= first) <= most
 
 

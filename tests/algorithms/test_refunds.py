@@ -13,7 +13,7 @@ WINDOWS = tuple(name for name, algorithm in for_rules().items() if not algorithm
 
 
 def quota(name, limit=100, period=MINUTE):
-    return Quota(name, limit, period, limit, max_wait=period)
+    return Quota(name, limit, period, limit, longest_wait=period)
 
 
 class Counter:
@@ -100,7 +100,7 @@ def test_a_bucket_gets_its_tokens_back_and_is_never_more_than_full():
     assert counter.look(START + 3 * SECOND) == Counter(quota("token_bucket", 60)).look(START)
 
 
-QUEUE = Quota("leaky_bucket", 1, SECOND, 10, max_wait=20 * SECOND)
+QUEUE = Quota("leaky_bucket", 1, SECOND, 10, longest_wait=20 * SECOND)
 
 
 def test_a_queue_gets_its_places_back_and_no_turn_is_given_twice():

@@ -139,7 +139,12 @@ def test_the_arithmetic_equals_the_algorithms(data):
     bucket, slices = ALGORITHMS[algorithm].has_burst, data.draw(st.sampled_from([1, 2, 7, 60]))
     quotas = [
         Quota(
-            algorithm, each, period, (burst or each) if bucket and each else 0, slices, max_wait=wait if bucket else 0
+            algorithm,
+            each,
+            period,
+            (burst or each) if bucket and each else 0,
+            slices,
+            longest_wait=wait if bucket else 0,
         )
         for each in limits
     ]

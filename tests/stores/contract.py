@@ -31,7 +31,7 @@ KINDS = {
 
 def quota(limit, name="fixed_window", period=LONG):
     bucket = name in BUCKETS
-    return Quota(name, limit, period, limit if bucket else 0, max_wait=period if name == "leaky_bucket" else 0)
+    return Quota(name, limit, period, limit if bucket else 0, longest_wait=period if name == "leaky_bucket" else 0)
 
 
 class Decisions:
@@ -124,7 +124,7 @@ class Decisions:
         assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 3, NEVER)
 
     def test_a_queue_gives_turns_in_order_and_a_look_takes_none(self, store, clock):
-        ask = Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, max_wait=4 * SECOND))
+        ask = Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, longest_wait=4 * SECOND))
         looked = self.decide(store, [ask], commit=False)
         turns = [self.decide(store, [ask]).outcomes[0].delay for _ in range(3)]
         assert [looked.outcomes[0].delay, *turns] == [0, 0, SECOND, 2 * SECOND]
@@ -134,14 +134,17 @@ class Decisions:
         assert not self.decide(store, [ask]).admits([ask])
 
     def test_a_bucket_waits_for_its_token_as_long_as_it_may(self, store):
-        ask = Ask("d:t:{x}", Quota("token_bucket", 1, SECOND, 2, max_wait=2 * SECOND))
+        ask = Ask("d:t:{x}", Quota("token_bucket", 1, SECOND, 2, longest_wait=2 * SECOND))
         replies = [self.decide(store, [ask]) for _ in range(5)]
         assert [reply.outcomes[0].delay for reply in replies] == [0, 0, SECOND, 2 * SECOND, 0]
         assert not replies[4].admits([ask])
         assert replies[4].outcomes[0].retry_after == SECOND
 
     def test_a_request_that_another_counter_denies_gets_no_turn(self, store):
-        queue, gate = Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, max_wait=4 * SECOND)), Ask("d:g:{x}", quota(0))
+        queue, gate = (
+            Ask("d:q:{x}", Quota("leaky_bucket", 1, SECOND, 4, longest_wait=4 * SECOND)),
+            Ask("d:g:{x}", quota(0)),
+        )
         assert not self.decide(store, [queue, gate]).admits([queue, gate])
         assert self.decide(store, [queue]).outcomes[0].delay == 0
 
@@ -301,7 +304,7 @@ class Contract(Decisions):
         assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 0, NEVER)
 
     def test_an_overdraft_may_go_into_what_requests_wait_for(self, store):
-        waits = Quota("token_bucket", 10, MINUTE, 10, max_wait=MINUTE)
+        waits = Quota("token_bucket", 10, MINUTE, 10, longest_wait=MINUTE)
         late, gate = Ask("d:t:{x}", with_overdraft(waits), 7), Ask("d:g:{x}", quota(9), 1)
         replies = [self.decide(store, [late, gate]) for _ in range(3)]
         found = [[outcome[:2] for outcome in reply.outcomes] for reply in replies]

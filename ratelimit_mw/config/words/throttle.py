@@ -141,7 +141,7 @@ THROTTLE: Word[Throttle | None] = Word(
 
 def _alter_max_wait(quota: Quota, rule: Values, _prefix: str) -> Quota:
     waits = quota.limit and ALGORITHMS[quota.algorithm].can_wait
-    return replace(quota, max_wait=round((rule[MAX_WAIT] or 0) * SECOND)) if waits else quota
+    return replace(quota, longest_wait=round((rule[MAX_WAIT] or 0) * SECOND)) if waits else quota
 
 
 def _validate_max_wait(rule: Values, problems: Problems) -> None:

@@ -1,13 +1,13 @@
 -- Decides requests that each take from one counter, all on the same terms, apart from the costs in ARGV[4], if there are
 -- any. This is the usual call, and any single request that asks one counter. It has one function of its own, because to
 -- make more takes a good part of such a call.
-local _, algorithm, limit, period, extra, max_wait, every_cost = struct.unpack(TERMS, ARGV[3])
+local _, algorithm, limit, period, extra, longest_wait, every_cost = struct.unpack(TERMS, ARGV[3])
 local decide, replies, first_error, costs = algorithms[algorithm], {}, '', ARGV[4]
 
 local function take(key, number)
   local cost = costs == '' and every_cost or struct.unpack('<d', costs, 8 * number - 7)
   local allowed, remaining, reset_after, retry_after, write, delay, in_place =
-    decide(key, limit, period, extra, cost, now, max_wait)
+    decide(key, limit, period, extra, cost, now, longest_wait)
   if write and in_place then -- as `save` in several.lua
     redis.call('SETRANGE', key, 0, write)
   elseif write then

@@ -4,7 +4,7 @@
 -- KEYS  the counters of all asks, in order
 -- ARGV  1  a nonce of eight bytes, which the reply repeats
 --       2  the time in microseconds, or '' for the server's clock
---       3  the packed terms: flags, algorithm, limit, period, burst or buckets, max_wait, cost, and one more number:
+--       3  the packed terms: flags, algorithm, limit, period, burst or buckets, longest_wait, cost, and one more number:
 --          the time at which a charge to be refunded was made, or with OVERDRAFT the number of the terms of the
 --          widened quota; times are in microseconds
 --       4  the number of the terms of each ask, from 0 on, in two bytes each; '' if all asks have the first terms

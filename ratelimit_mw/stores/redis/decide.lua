@@ -46,10 +46,10 @@ local function decide(first, last, terms, plain)
   if plain and take_all(first, last) then return end
   local asks = {}
   for number = first, last do
-    local flags, algorithm, limit, period, extra, max_wait, cost, charged_at = unpack(terms_of(number))
+    local flags, algorithm, limit, period, extra, longest_wait, cost, charged_at = unpack(terms_of(number))
     asks[#asks + 1] = {
       key = KEYS[number], flags = flags, algorithm = algorithm, limit = limit, period = period, extra = extra,
-      max_wait = max_wait, cost = cost, charged_at = charged_at,
+      longest_wait = longest_wait, cost = cost, charged_at = charged_at,
       wide = flags >= OVERDRAFT and all_terms[charged_at + 1]
     }
   end

@@ -35,7 +35,7 @@ end
 local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
 
 local function ask(key, a, cost)
-  return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.max_wait)}
+  return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.longest_wait)}
 end
 
 local function reply_with(outcome)
@@ -47,8 +47,8 @@ end
 local function overdraw(a)
   local found = ask(a.key, a, 0)
   if not found[1] then return found end
-  local _, algorithm, limit, period, extra, max_wait = unpack(a.wide)
-  local wide = {algorithm = algorithm, limit = limit, period = period, extra = extra, max_wait = max_wait}
+  local _, algorithm, limit, period, extra, longest_wait = unpack(a.wide)
+  local wide = {algorithm = algorithm, limit = limit, period = period, extra = extra, longest_wait = longest_wait}
   local room = ask(a.key, wide, 0)[2]
   if room == 0 then return found end
   local charged = ask(a.key, wide, math.min(a.cost, room))
@@ -77,7 +77,7 @@ local function count_denials(asks, outcomes)
     if denials[a.algorithm] and outcomes[i][1] then
       local denied = false
       for j = i + 1, i + a.cost do denied = denied or not outcomes[j][1] end
-      local counted = denied and {denials[a.algorithm](a.key, a.limit, a.period, a.extra, now, a.max_wait)} or {}
+      local counted = denied and {denials[a.algorithm](a.key, a.limit, a.period, a.extra, now, a.longest_wait)} or {}
       if counted[1] then
         outcomes[i] = counted
         save(a.key, counted[3], counted[5])
