@@ -98,7 +98,7 @@ class RateLimiter:
         """How many requests each shadow rule would have denied, by the name of the rule."""
         self.shadow_bans: Counter[str] = self._storage.bans.shadows
         """How many bans each shadow rule would have begun, by the name of the rule."""
-        self.shed: Counter[str] = self.engine.planner.shedder.counts
+        self.shed: Counter[str] = self.engine.tally.shed
         """How many requests were shed under load, by their priority."""
         self._kept: dict[type, object] = {}
         self._unexamined = _EXAMINED if self.engine.waits else 0

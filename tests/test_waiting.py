@@ -11,6 +11,7 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.decision.waiting import Waiting, WaitingPlace
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.http_request import WsgiRequest
+from ratelimit_mw.process_local import lazy
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.patience import WITHIN, eventually
 from tests.support.processes import in_child
@@ -25,9 +26,18 @@ def pool():
         yield made
 
 
+class Owner:
+    waiting = lazy(Waiting)  # as the engine has it
+
+
 @pytest.fixture
-def waiting():
-    return Waiting()
+def owner():
+    return Owner()
+
+
+@pytest.fixture
+def waiting(owner):
+    return owner.waiting
 
 
 def places(number):
@@ -66,11 +76,11 @@ def test_a_place_ends_with_the_request_that_had_it(waiting):
     assert waiting.enter(second, 1)
 
 
-def test_a_child_of_a_fork_has_all_its_places(waiting):
+def test_a_child_of_a_fork_has_all_its_places(owner, waiting):
     first, second, third = places(3)
     assert waiting.enter(first, 1)
     with waiting._lock:  # as another thread may, at the moment of the fork
-        assert in_child(lambda: [waiting.enter(second, 1), waiting.enter(third, 1)]) == [True, False]
+        assert in_child(lambda: [owner.waiting.enter(second, 1), owner.waiting.enter(third, 1)]) == [True, False]
     assert not waiting.enter(second, 1)
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import cached_property
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
@@ -27,6 +28,7 @@ from ratelimit_mw.decision.waiting import (
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import SECOND, Charge, Reply
+from ratelimit_mw.process_local import lazy
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
@@ -63,25 +65,28 @@ class Engine:
         clock: the user's clock (`ManualClock`); None for the system's.
     """
 
+    _waiting = lazy(Waiting)
+
     def __init__(self, retriever: Retriever, storage: Storage, clock: Clock | None) -> None:
         self.retriever = retriever
         self.storage = storage
         self._clock = clock
-        self._waiting = Waiting()
         self.shadows = Shadows()
-        self._denials = DenialLog(clock)
         self.on_denial: Callable[[Verdict, int, str, bool], None] | None = None
         """Is called with each denial on the path of the request: the verdict, the index of the counter that denies (-1
         for none), the reason, and whether a shadow rule would have denied it. None if no code needs it."""
-        self.planner = Planner(self._would_shed, clock)
-        self.settlement = Settlement(storage)
         self.tally = storage.tally
-        self.tally.shed = self.planner.shedder.counts
+        self.planner = Planner(self._would_shed, self.tally.shed, clock)
+        self.settlement = Settlement(storage)
         self.waits = storage.store.waits
         """Whether a decision may have to wait for the store."""
         retriever.require(storage.wrap_for)
         self.planner.names.bind(retriever)
         retriever.on_switch = self.planner.switch.turn
+
+    @cached_property
+    def _denials(self) -> DenialLog:
+        return DenialLog(self._clock)
 
     def current(self) -> Rules:
         """The rules in force. A request reads them once. The first call starts watching for changes."""

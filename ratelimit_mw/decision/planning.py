@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -106,16 +108,22 @@ class Planner:
 
     Args:
         would_shed: see `Shedder`.
+        shed: see `Shedder.counts`.
         clock: the user's clock, or None for the system's.
     """
 
-    def __init__(self, would_shed: WouldShed, clock: Clock | None) -> None:
+    def __init__(self, would_shed: WouldShed, shed: Counter[str], clock: Clock | None) -> None:
         self._clock = clock
         self.switch = KillSwitch(clock)
-        self.shedder = Shedder(self.meter, self.switch, would_shed)
+        self._shedding = would_shed, shed
         self._meter: Meter | None = None
         self._logged: set[str] = set()
         self.names = UsedNames()
+
+    @cached_property
+    def shedder(self) -> Shedder:
+        """Decides which requests are shed. Few apps have priorities."""
+        return Shedder(self.meter, self.switch, *self._shedding)
 
     def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | NamedRule | None = None) -> Plan:
         """The plan of `request` or, with `name`, of that rule alone, whether or not the request is shed.

@@ -56,19 +56,19 @@ WouldShed = Callable[[Verdict, str, Rules, Request], None]
 class Shedder:
     """Decides which requests are shed. Threads may share it.
 
-    Attributes:
-        counts: the number of shed requests of each priority.
-
     Args:
         meter: returns the meter of the load for these rules.
         switch: the kill switch. Unless it is `on`, no request is shed.
         would_shed: is called for each request that a shadow rule would have shed.
+        counts: the number of shed requests of each priority.
     """
 
     _lock = lazy(lock)
 
-    def __init__(self, meter: Callable[[Rules], Meter], switch: KillSwitch, would_shed: WouldShed) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(
+        self, meter: Callable[[Rules], Meter], switch: KillSwitch, would_shed: WouldShed, counts: Counter[str]
+    ) -> None:
+        self.counts = counts
         self._meter = meter
         self._switch = switch
         self._would_shed = would_shed

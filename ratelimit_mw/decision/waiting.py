@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.model import Ask, Charge, Quota
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import lazy, lock
 
 
 class WaitingPlace:
@@ -24,19 +24,14 @@ class Waiting:
     """The places for threads that wait for their turn at a bucket, counted for this process.
 
     An asynchronous exception (gevent's timeouts, `PyThreadState_SetAsyncExc`) may be raised at any line. Places are
-    therefore kept in a weak set, so that they end with the request at the latest. The child of a fork starts with no
-    places taken.
+    therefore kept in a weak set, so that they end with the request at the latest. The engine makes one `lazy`, so the
+    child of a fork starts with no places taken.
     """
 
     _lock = lazy(lock)
 
     def __init__(self) -> None:
         self._taken: WeakSet[WaitingPlace] = WeakSet()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Reset in the child of a fork: the threads that wait belong to the parent."""
-        self._taken = WeakSet()
 
     def enter(self, place: WaitingPlace, most: int) -> bool:
         """Take one of `most` places. Returns False if all are taken."""

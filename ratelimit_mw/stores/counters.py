@@ -189,7 +189,7 @@ def withholding(quota: Quota, cost: int, shadow: bool) -> Step:
 
     Only an overdraft is. A counter that has room is asked once, at no cost: it would admit the request.
     """
-    decide, certain = DECIDE_ALL[quota.decided_by], not (quota.max_wait or quota.overdraft)
+    decide, certain = DECIDE_ALL[quota.decided_by], not (quota.longest_wait or quota.overdraft)
 
     def step(value: bytes, now: int) -> Decided:
         before = value[STAMP_SIZE:]
