@@ -63,7 +63,7 @@ def test_what_is_compiled_for_a_quota_gives_the_outcomes_and_the_values_of_the_g
 ):
     algorithm, (burst, longest) = ALGORITHMS[name], bucket
     quota = Quota(name, limit, period, burst=burst if algorithm.has_burst else 0, buckets=period)
-    quota = replace(quota, max_wait=longest) if algorithm.can_wait else quota
+    quota = replace(quota, longest_wait=longest) if algorithm.can_wait else quota
     now, value = 10**6, b""
     for wait, cost, shadow in asked:
         now += wait

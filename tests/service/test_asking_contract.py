@@ -68,7 +68,11 @@ class Asked:
 
 def _rule(name, quota, *, shadow):
     limit = f"{quota.limit} per {quota.period // SECOND} seconds"
-    waits = {"max_wait": f"{quota.max_wait // SECOND}s"} if quota.max_wait and quota.algorithm == "token_bucket" else {}
+    waits = (
+        {"max_wait": f"{quota.longest_wait // SECOND}s"}
+        if quota.longest_wait and quota.algorithm == "token_bucket"
+        else {}
+    )
     bucket = {"burst": quota.burst, **waits} if quota.burst else {}
     return {
         "name": name,
