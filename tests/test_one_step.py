@@ -111,9 +111,9 @@ def test_a_plan_knows_how_it_is_executed(rules, one_step):
 
 def test_rules_that_deny_only_together_take_a_second_step_which_returns_what_was_charged():
     limit = {"unit": "day", "requests_per_unit": 1}
-    descriptors = [{"key": "remote_address", "quota_mode": True, "rate_limit": limit}]
+    descriptors = [{"key": key, "quota_mode": True, "rate_limit": limit} for key in ("remote_address", "method")]
     with limiter(rules=[], descriptors=descriptors, storage=MemoryStore(clock=ManualClock(START))) as made:
-        assert not plan_of(made).direct
+        assert not plan_of(made, method="GET").direct
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, InSteps])

@@ -9,11 +9,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import Algorithm, Counting, LimitCap, twice_the_limit
-from ratelimit_mw.model import NEVER, Outcome, Quota
+from ratelimit_mw.algorithms.algorithm import STAMP, USED_UP, Admit, Algorithm, Counting, LimitCap, twice_the_limit
+from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _HEADER = Struct("=II")
 _TIME = Struct("=Q")
+_VALUE = Struct(STAMP.replace("<", "=") + "II")
 _MIN_CAPACITY = 4
 
 
@@ -34,10 +35,40 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
     if limit and cost <= left:
         reset_after = period if cost else ring.time(0) + period - now if used else 0
         state_after = ring.appended(used, cost, now, limit) if cost else ring.state if clamped else None
-        return Outcome(True, max(left - cost, 0), reset_after), state_after
+        return tuple.__new__(Outcome, (True, max(left - cost, 0), reset_after, 0, 0)), state_after
     retry_after = ring.time(limit - cost) + period - now if limit and cost <= limit else NEVER
     reset_after = ring.time(0) + period - now if used else 0
-    return Outcome(False, max(left, 0), reset_after, retry_after), ring.state if clamped else None
+    outcome = tuple.__new__(Outcome, (False, max(left, 0), reset_after, retry_after, 0))
+    return outcome, ring.state if clamped else None
+
+
+def admitting(quota: Quota, cost: int) -> Admit:
+    """Compile `decide` for requests that are admitted at once, if their times fit behind those in the ring.
+
+    See `Admitting`.
+    """
+    period, limit, length = quota.period, quota.limit, cost * _TIME.size
+    pack, unpack, begin = _VALUE.pack, _HEADER.unpack_from, _VALUE.size
+    unused = bytes(begin + _TIME.size * max(min(_MIN_CAPACITY, limit), cost))
+
+    def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
+        value = value or unused
+        if len(value) % _TIME.size != begin % _TIME.size or len(value) < begin:
+            return None
+        slot, held = unpack(value, begin - _HEADER.size)
+        times = memoryview(value)[begin:].cast("Q")
+        capacity, after = len(times), slot + cost
+        if after > capacity or held > capacity or times[slot - 1] > now:  # the last if the clock stepped back
+            return None
+        left = limit - cost - _younger_than(now - period, times, slot, held)
+        if left < 0 or left + capacity < limit:
+            return None
+        share = USED_UP if left < cost else USED_UP * (limit - left) // limit
+        stamped = pack((now + period).to_bytes(8), share, after % capacity, min(held + cost, capacity))
+        end = begin + slot * _TIME.size
+        return (True, left, period, 0, 0), stamped + value[begin:end] + _TIME.pack(now) * cost + value[end + length :]
+
+    return admit
 
 
 def refund(state: bytes, _quota: Quota, cost: int, charged_at: int, _now: int) -> bytes | None:
@@ -72,12 +103,7 @@ class _Ring:
 
     def younger_than(self, moment: int) -> int:
         """Return the number of times that are later than `moment`."""
-        slot, times, start = self.slot, self.times, self.slot - self.held
-        if start >= 0:
-            return slot - bisect_right(times, moment, start, slot)
-        if slot and times[0] <= moment:
-            return slot - bisect_right(times, moment, 0, slot)
-        return slot + self.capacity - bisect_right(times, moment, start + self.capacity, self.capacity)
+        return _younger_than(moment, self.times, self.slot, self.held)
 
     def newest(self, count: int) -> bytes:
         """Return the packed `count` newest times, oldest first."""
@@ -116,6 +142,17 @@ class _Ring:
         return _HEADER.size + slot * _TIME.size
 
 
+def _younger_than(moment: int, times: Sequence[int], slot: int, held: int) -> int:
+    """Return how many of the `held` times before a slot of a ring are later than `moment`."""
+    start = slot - held
+    if start >= 0:
+        return slot - bisect_right(times, moment, start, slot)
+    if slot and times[0] <= moment:
+        return slot - bisect_right(times, moment, 0, slot)
+    capacity = len(times)
+    return slot + capacity - bisect_right(times, moment, start + capacity, capacity)
+
+
 def _packed(times: bytes, capacity: int) -> bytes:
     """Return a state with these packed times, oldest first, in a ring of this capacity."""
     held = len(times) // _TIME.size
@@ -126,6 +163,7 @@ ALGORITHM = Algorithm(
     code="sl",
     decide=decide,
     refund=refund,
+    admitting=admitting,
     also_called=("moving_window", "rolling_window", "sliding_window_log"),
     largest=LimitCap(10_000, "remembers every request", "bucketed_window is as strict and takes any limit"),
     no_lease="the log has the time of each request, so requests can't be charged earlier",

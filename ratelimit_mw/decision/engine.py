@@ -201,12 +201,12 @@ class Engine:
             ((allowed, _, _, _, delay),) = rows
             plain = allowed and not delay
         elif plain:
-            least = math.inf
+            least, shadows = math.inf, plan.shadows
             for place, (allowed, remaining, _, _, delay) in enumerate(rows):
                 if not allowed or delay:
                     plain = False
                     break
-                if remaining < least:
+                if remaining < least and place not in shadows:
                     binding, least = place, remaining
         if not plain:
             return self._counted(plan, plan.concluded(reply), started, certain=only is not None)

@@ -54,7 +54,7 @@ class Plan:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("asks", "charges", "direct", "passes", "plain", "taker")
+    __slots__ = ("asks", "charges", "direct", "passes", "plain", "shadows", "taker")
 
     def __init__(self, charges: Sequence[Charge], direct: bool = False, plain: bool = True) -> None:
         self.charges = charges
@@ -69,14 +69,20 @@ class Plan:
         else:
             self.asks = tuple([ask for _, ask in charges])
         self.plain = plain
-        """Whether the outcomes are those of the asks, and no limit has a spare part or is a shadow."""
+        """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""
+        self.shadows: Sequence[int] = ()
+        """The indices of the asks that are shadows."""
         self.direct = direct and bool(self.asks)
         """Whether the plan is executed in one step."""
-        for rule, ask in () if charges is BLOCKED else charges:
-            if rule.quota_group:
-                self.direct = False
-            if ask[3] or ask[1].spare:  # an index reads faster than the name
+        for place, ask in enumerate(self.asks):
+            if ask[3]:  # an index reads faster than the name
+                self.shadows = (*self.shadows, place)
+                if charges[place].rule.quota_group:
+                    self.direct = False
+            if ask[1].spare:
                 self.plain = False
+        if len(self.shadows) == len(self.asks):
+            self.plain = False
 
     def concluded(self, reply: Any) -> Verdict:
         """The verdict by the reply of the store."""

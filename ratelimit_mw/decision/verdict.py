@@ -52,8 +52,8 @@ class Verdict:
             (`Rule.quota_group`), the one with the most remaining is taken.
         delay: how long an admitted request must wait for its turn, in microseconds.
         wait: for a request that no counter denies, how long it is asked to wait, in microseconds; 0 if unknown.
-        shadowed: whether a shadow rule was asked.
-        simple: whether each counter admits the request below its limit and at once, and none is a shadow.
+        shadowed: whether a shadow rule would have denied the request.
+        simple: whether each counter admits the request below its limit and at once, those of shadow rules included.
         local: whether the local store decided instead of the shared one.
         account: what the request took (`settlement.Account`); None until it is opened.
 
@@ -96,7 +96,7 @@ class Verdict:
             self._hide_spare()
             self.binding = self._most_binding()
             self.allowed = denied is None and (self.binding < 0 or self.outcomes[self.binding].allowed)
-            self.shadowed = any(charge.ask.shadow for charge in charges)
+            self.shadowed = any(charge[1][3] and not row[0] for charge, row in zip(charges, self.rows, strict=True))
             self.delay = self._longest_delay() if self.allowed else 0
         self.simple = self.allowed and not (self.shadowed or self.delay or self.over)
 
@@ -105,7 +105,7 @@ class Verdict:
 
         Returns False if one does not. Most requests with several counters are like this, and take one loop.
         """
-        least, longest, shadowed = math.inf, 0, False
+        least, longest = math.inf, 0
         self.binding = -1
         pairs = zip(self.charges, self.rows, strict=True)
         for place, ((rule, (_, quota, _, shadow)), (allowed, remaining, _, _, delay)) in enumerate(pairs):
@@ -114,12 +114,11 @@ class Verdict:
             if shadow:
                 if rule.quota_group:
                     return False
-                shadowed = True
             elif remaining < least:
                 self.binding, least = place, remaining
             if delay > longest and not shadow:
                 longest = delay
-        self.allowed, self.shadowed, self.delay = True, shadowed, longest
+        self.allowed, self.delay = True, longest
         return True
 
     @property
@@ -248,7 +247,7 @@ class Verdict:
 
     def _decided(self) -> Decision:
         rows, allowed = self.rows, self.allowed
-        if len(rows) == 1 and not self.shadowed:  # the only policy is the decision
+        if len(rows) == 1 and self.binding == 0:  # the only policy is the decision
             fields = self._fields(0, rows[0])
             policy = _decision(fields)
             fields[_POLICIES] = (policy,)
