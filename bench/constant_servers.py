@@ -13,7 +13,7 @@ import grpc.aio
 import uvicorn
 
 from ratelimit_mw.model import ListStatus
-from ratelimit_mw.service.messages import SERVICE, write
+from ratelimit_mw.service.messages import SERVICE, Writer
 
 HEADERS = [(b"x-ratelimit-limit", b"1000000"), (b"x-ratelimit-remaining", b"999999"), (b"x-ratelimit-reset", b"60")]
 
@@ -21,7 +21,7 @@ HEADERS = [(b"x-ratelimit-limit", b"1000000"), (b"x-ratelimit-remaining", b"9999
 async def serve_grpc() -> None:
     """Serve the answer that the service gives to the first request of a user."""
     status = ListStatus(True, "by_path", "by_path", 1_000_000, 60.0, "minute", 999_999, False, 60.0)
-    constant = write(True, [status, status])
+    constant = Writer().write(True, [status, status])
 
     async def should_rate_limit(_data: bytes, _context: object) -> bytes:
         return constant

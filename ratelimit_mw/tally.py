@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from types import MappingProxyType
 
-from ratelimit_mw.model import SECOND, Charge, Decision, Outcome, Quota, Row, Rule
+from ratelimit_mw.model import SECOND, Charge, Decision, Outcome, Row, Rule
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Histogram, HitsSnapshot, RuleSnapshot, Snapshot, Totals
 
@@ -48,8 +48,8 @@ OUTCOMES = ("allowed", "over", "delayed", "denied", "shadow_denied")
 ALLOWED, OVER, DELAYED, DENIED, SHADOW_DENIED = range(5)
 """The indices of `OUTCOMES`, and of the counts of a cell."""
 
-HITS = HitsSnapshot._fields[2:]
-"""What is counted of a descriptor, in hits, by the names of envoyproxy/ratelimit."""
+TOTAL_HITS, OVER_LIMIT, NEAR_LIMIT, WITHIN_LIMIT, SHADOW_MODE, OVER_LIMIT_WITH_LOCAL_CACHE = HITS = range(6)
+"""The indices of the counts of a descriptor, in hits, by the names of envoyproxy/ratelimit: see `HitsSnapshot`."""
 
 REASONS: tuple[str, ...] = ("limited", "banned", "blocked", "shed", "unavailable")
 """Why a request is denied, as in `Decision.reason`."""
@@ -98,6 +98,10 @@ class Passes:
 Labels = str | tuple[str, ...]
 """The labels of the rules of a plan. That of the only rule is plain, because most plans have one."""
 
+Hits = tuple[list[int], int, int, int, bool]
+"""What a request hits of one descriptor: the counts of the descriptor, the index of the charge, the hits, what must
+remain so that they are not near the limit, and whether the limit is in shadow."""
+
 Watcher = Callable[[Cell | None, float], None]
 """Is called with the cell of a rule and the used share of its limit, or with None and the seconds of a decision."""
 
@@ -111,7 +115,7 @@ class Tally:
         store: The kind of the store: the scheme of its URL, or the class of a store object.
         counters: Returns the number of counters in the memory of the process. None if they are elsewhere.
         late: Returns the number of requests that the store did not answer in time, while it answered others.
-        near: The share of a limit from which hits are near it. It may be set.
+        near: The share of a limit from which hits are near it. It may be set before the first request.
         shed: The number of shed requests by priority.
         due: Returns True for each request that is measured.
         tracers: The functions that are called with each decision.
@@ -134,7 +138,7 @@ class Tally:
         self._cells: dict[str, Cell] = {}
         self.passes: dict[Labels, Passes] = {}
         self._further = Passes(())
-        self._hits: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
+        self._hits: dict[tuple[str, tuple[str, ...]], list[int]] = {}
         self._begin()
         reset_after_fork(self)
 
@@ -155,7 +159,8 @@ class Tally:
         """Count from 0. Plans refer to the cells, so the same cells go on."""
         self._begin()
         self.shed.clear()
-        self._hits.clear()
+        for counts in self._hits.values():
+            counts[:] = [0] * len(HITS)
         for cell in self._cells.values():
             cell.clear()
         for passes in (*self.passes.values(), self._further):
@@ -207,7 +212,7 @@ class Tally:
             bans=MappingProxyType(bans),
             shed=MappingProxyType(shed),
             deferred=MappingProxyType(deferred),
-            hits=tuple([HitsSnapshot(*place, *each.values()) for place, each in hits]),
+            hits=tuple([HitsSnapshot(*place, *counts) for place, counts in hits]),
         )
 
     def totals(self) -> Totals:
@@ -383,40 +388,43 @@ class Tally:
         with self._counting:
             self.deferrals["" if cell is None else cell.domain, "" if cell is None else cell.name, fate] += 1
 
-    def hit(
-        self, rule: Rule, quota: Quota, hits: int, outcome: Outcome | None, *, shadow: bool, cached: bool = False
-    ) -> None:
-        """Count the hits of a descriptor.
+    def hits_of(self, charges: Sequence[Charge]) -> list[Hits]:
+        """Return what requests with these charges hit: the limits of descriptors."""
+        found: list[Hits] = []
+        for place, (rule, (_, quota, hits, shadow)) in enumerate(charges):
+            if rule.descriptor:
+                name = rule.domain, rule.descriptor
+                if name not in self._hits and len(self._hits) >= MOST_RULES:
+                    name = "", (OTHER,)
+                size = quota.shown_size
+                counts = self._hits.setdefault(name, [0] * len(HITS))
+                found.append((counts, place, hits, size - int(size * self.near), shadow))
+        return found
+
+    @staticmethod
+    def hit(found: Sequence[Hits], rows: Sequence[Row | None], *, cached: bool = False) -> None:
+        """Count the hits of a request.
 
         Args:
-            rule: The rule of the descriptor.
-            quota: Its limit.
-            hits: The hits.
-            outcome: What the counter decided. None if it was not asked, because another one denied the request.
-            shadow: The limit is not enforced.
+            found: What it hits, see `hits_of`.
+            rows: What the counters decided. None: it was not asked, because another one denied the request.
             cached: The denial was known without a call to the store.
         """
-        place = rule.domain, rule.descriptor
-        cell = self._hits.get(place)
-        if cell is None:
-            if len(self._hits) >= MOST_RULES:
-                place = "", (OTHER,)
-            cell = self._hits.setdefault(place, dict.fromkeys(HITS, 0))
-        cell["total_hits"] += hits
-        if outcome is None:
-            return
-        if outcome.allowed:
-            size = quota.shown_size
-            near = size - outcome.remaining - int(size * self.near)
-            cell["within_limit"] += hits
-            if near > 0:
-                cell["near_limit"] += min(near, hits)
-        else:
-            cell["over_limit"] += hits
-            if shadow:
-                cell["shadow_mode"] += hits
-            if cached:
-                cell["over_limit_with_local_cache"] += hits
+        for counts, place, hits, near_below, shadow in found:
+            counts[TOTAL_HITS] += hits
+            row = rows[place]
+            if row is None:
+                continue
+            if row[0]:
+                counts[WITHIN_LIMIT] += hits
+                if row[1] < near_below:
+                    counts[NEAR_LIMIT] += min(near_below - row[1], hits)
+            else:
+                counts[OVER_LIMIT] += hits
+                if shadow:
+                    counts[SHADOW_MODE] += hits
+                if cached:
+                    counts[OVER_LIMIT_WITH_LOCAL_CACHE] += hits
 
 
 def _snapshot_of(cell: Cell, passed: int) -> RuleSnapshot:

@@ -9,7 +9,7 @@ Most apps do not use them, so the limiter imports this module when it is needed.
 import math
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
@@ -30,9 +30,9 @@ from ratelimit_mw.model import (
     EntryList,
     ListsDecision,
     ListStatus,
-    Outcome,
     Quota,
     Reply,
+    Row,
     Rule,
 )
 from ratelimit_mw.rules.compiled import BLOCKED, escaped
@@ -269,6 +269,10 @@ class ListsRequest:
         """What the engine executes. It may be executed several times, by requests of the same lists."""
         self.refunds = planned.refunds if self.plan.charges else ()
         """What `giving_back` gives back before the plan is executed."""
+        # A plan is executed many times, and most of what a status tells is known from now on.
+        self._counters = self._made_counters()
+        self._hits = engine.tally.hits_of(self.plan.charges)
+        self._grouped = any(charge.rule.quota_group for charge in self.plan.charges)
 
     def _plan(self, charges: Sequence[Charge]) -> Plan:
         rules, planner = self.rules, self._planner
@@ -280,7 +284,7 @@ class ListsRequest:
             charges = planner.switch.apply(charges)
         if rules.settling and charges is not BLOCKED:  # no response would end a place in flight
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
-        return Plan(charges)
+        return Plan(charges, direct=True)
 
     def giving_back(self) -> Steps[None]:
         """Give back the hits below 0, at most what is charged in the current window. The store may be away."""
@@ -301,41 +305,33 @@ class ListsRequest:
             self._engine.report(verdict, self.rules, self.request)
             if not (verdict.allowed or verdict.charges):  # blocked, shed or without a store: no counter denies
                 return (ListStatus(False, retry_after=verdict.decision.retry_after),) * len(self._limits)
-        charges, outcomes = self.plan.charges, self._outcomes(verdict)
-        hit, admitted = self._engine.tally.hit, verdict.allowed
+        charges, rows, admitted = self.plan.charges, self._rows(verdict), verdict.allowed
         cached = not (admitted or verdict.local or verdict.charges is charges)
-        for (rule, (_, quota, cost, shadow)), outcome in zip(charges, outcomes, strict=True):
-            if rule.descriptor:
-                hit(rule, quota, cost, outcome, shadow=shadow, cached=cached)
+        self._engine.tally.hit(self._hits, rows, cached=cached)
         # If one quota admits the request, the others of its group deny nothing.
         passed: Container[str] = ()
         if self._grouped:
-            pairs = zip(charges, outcomes, strict=True)
-            passed = {charge.rule.quota_group for charge, outcome in pairs if outcome is not None and outcome.allowed}
+            pairs = zip(charges, rows, strict=True)
+            passed = {charge.rule.quota_group for charge, row in pairs if row is not None and row[0]}
         return tuple(
             [
-                own[0].status(outcomes, passed, admitted)[1]  # without a call, because most lists have one counter
+                own[0].status(rows, passed, admitted)[1]  # without a call, because most lists have one counter
                 if len(own) == 1
-                else _status(limits, own, outcomes, passed, admitted)
+                else _status(limits, own, rows, passed, admitted)
                 for limits, own in self._counters
             ]
         )
 
-    def _outcomes(self, verdict: Verdict) -> Sequence[Outcome | None]:
+    def _rows(self, verdict: Verdict) -> Sequence[Row | None]:
         """Return the outcomes of all charges of the plan. None: the counter was not asked."""
         charges = self.plan.charges
         if verdict.charges is charges:
-            return verdict.outcomes
-        pairs = zip(verdict.charges, verdict.outcomes, strict=True)
-        known = {charge.ask.key: outcome for charge, outcome in pairs}
+            return verdict.rows
+        pairs = zip(verdict.charges, verdict.rows, strict=True)
+        known = {charge.ask.key: row for charge, row in pairs}
         return [known.get(charge.ask.key) for charge in charges]
 
-    @cached_property
-    def _grouped(self) -> bool:
-        return any(charge.rule.quota_group for charge in self.plan.charges)
-
-    @cached_property
-    def _counters(self) -> "list[tuple[_ListLimits, list[_ListCounter]]]":
+    def _made_counters(self) -> "list[tuple[_ListLimits, list[_ListCounter]]]":
         """The limits of each list, and its counters: its own, and those of the rules."""
         charges = self.plan.charges
         places = {charge.ask.key: place for place, charge in enumerate(charges)}
@@ -353,14 +349,14 @@ class ListsRequest:
 def _status(
     limits: _ListLimits,
     counters: "Sequence[_ListCounter]",
-    outcomes: Sequence[Outcome | None],
+    rows: Sequence[Row | None],
     passed: Container[str],
     admitted: bool,
 ) -> ListStatus:
     """Return the status of a list: that of its counter which binds most. Shadow counters come last."""
     if not counters:
         return ListStatus(True, unlimited=limits.unlimited)
-    return min([each.status(outcomes, passed, admitted) for each in counters], key=_rank)[1]
+    return min([each.status(rows, passed, admitted) for each in counters], key=_rank)[1]
 
 
 def _read(given: EntryList | Sequence[tuple[str, str]]) -> EntryList:
@@ -394,22 +390,20 @@ class _ListCounter:
         shown = (rule.name if name is None else name) or None
         self._shown = rule.name, shown, quota.shown_limit, quota.period / SECOND, _UNIT_NAMES.get(quota.period)
 
-    def status(
-        self, outcomes: Sequence[Outcome | None], passed: Container[str], admitted: bool
-    ) -> tuple[bool, ListStatus]:
+    def status(self, rows: Sequence[Row | None], passed: Container[str], admitted: bool) -> tuple[bool, ListStatus]:
         """Return whether the counter is enforced, and the status of the list by this counter.
 
         Args:
-            outcomes: The outcomes of all counters of the plan. None: it was not asked.
+            rows: The outcomes of all counters of the plan. None: it was not asked.
             passed: The groups of quotas of which one admits the request.
             admitted: The request is allowed, so that its counters were charged.
         """
-        outcome, enforced = outcomes[self._place], not self._shadow
+        row, enforced = rows[self._place], not self._shadow
         if self._group:
             enforced = self._group not in passed
-        if outcome is None:
+        if row is None:
             return enforced, ListStatus(True, *self._shown)
-        allowed, remaining, reset_after, retry_after, _ = outcome
+        allowed, remaining, reset_after, retry_after, _ = row
         if self._later and allowed and (admitted or self._late):
             remaining += self._later
         wait = 0.0

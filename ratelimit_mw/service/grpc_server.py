@@ -7,12 +7,12 @@ import asyncio
 import math
 from bisect import bisect_left
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from ratelimit_mw.service.access import Certificates
 from ratelimit_mw.service.messages import DENIED, SERVICE, Refused, TooLong
@@ -58,10 +58,10 @@ class GrpcServer:
         self._asked = ShouldRateLimit(service)
         self._server = grpc.aio.server(options=_options(service.settings))
         handler: Any = grpc.unary_unary_rpc_method_handler(self._should_rate_limit)  # from bytes to bytes
-        handlers = {"ShouldRateLimit": handler}
-        self._server.add_registered_method_handlers(SERVICE, handlers)  # faster, but grpcio 1.74 ignores them
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        # Registered methods would cost each call more: the server waits for a call of each of them, and of any other.
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": handler}), self._health.handler()]
+        )
 
     async def start(self) -> Address:
         """Listen, and return the address with the port that was chosen.
@@ -93,7 +93,7 @@ class GrpcServer:
             service.refuse("no valid token")
             service.warn("no valid token", "a caller at %s was refused: gRPC needs a token", _peer(context))
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid token is required")
-        left = cast("float | None", context.time_remaining())  # None without a deadline
+        left: Any = context.time_remaining()  # None without a deadline: the types do not know it
         if (left is not None and left <= 0) or context.cancelled():  # its client no longer waits: it is not charged
             service.refuse("the deadline is over")
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
@@ -171,7 +171,7 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(configured(), changed, certificates.latest.client_ca is not None)
 
 
-class _Health(health_pb2_grpc.HealthServicer):
+class _Health:
     """The health of the service: Check, and Watch until the service has drained.
 
     The servicer of grpcio-health-checking forgets all that watch a name when one of them leaves. And its watchers never
@@ -183,6 +183,13 @@ class _Health(health_pb2_grpc.HealthServicer):
         self._closed = False
         self._watches = 0
         self._changed = asyncio.Condition()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what answers the methods of `grpc.health.v1.Health`."""
+        read, write = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
+        check: Any = grpc.unary_unary_rpc_method_handler(self.check, read, write)
+        watch: Any = grpc.unary_stream_rpc_method_handler(self.watch, read, write)
+        return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check, "Watch": watch})
 
     async def set(self, *, serving: bool) -> None:
         """Say whether the service takes requests."""
@@ -197,12 +204,14 @@ class _Health(health_pb2_grpc.HealthServicer):
             self._closed = True
             self._changed.notify_all()
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - a name of the protocol
+    async def check(self, request: Any, context: Any) -> Any:
+        """Answer with the health of now."""
         if request.service not in NAMES:
             await context.abort(grpc.StatusCode.NOT_FOUND, "this service does not exist here")
         return health_pb2.HealthCheckResponse(status=self._status)
 
-    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+    async def watch(self, request: Any, context: Any) -> None:
+        """Answer with the health of now, and with each change."""
         if self._watches >= _MAX_WATCHES:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watches")
         self._watches += 1

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
 from ratelimit_mw.model import EntryList, ListStatus
@@ -52,8 +53,9 @@ class TooLong(Refused):
     """
 
 
+PASSED = RateLimitResponse(overall_code=_OK).SerializeToString()
 DENIED = RateLimitResponse(overall_code=_OVER_LIMIT).SerializeToString()
-"""The bytes of a response that denies a request without statuses."""
+"""The bytes of responses without statuses."""
 
 
 class DecodedRequest(NamedTuple):
@@ -113,34 +115,81 @@ def _limit(limit: RateLimitDescriptor.RateLimitOverride) -> tuple[int, str]:
     return limit.requests_per_unit, UNIT_NAMES[limit.unit]
 
 
-def write(allowed: bool, statuses: Sequence[ListStatus], headers: Iterable[Header] = (), body: bytes = b"") -> bytes:
-    """Return the bytes of the response.
+class Writer:
+    """Writes responses. It keeps a message for each limit, because only two numbers of a status are new each time.
+
+    A message of statuses and one of headers that follow each other are read as one message.
+    """
+
+    def __init__(self) -> None:
+        self._template = lru_cache(maxsize=1024)(_template)
+
+    def write(
+        self, allowed: bool, statuses: Sequence[ListStatus], headers: Iterable[Header] = (), body: bytes = b""
+    ) -> bytes:
+        """Return the bytes of the response.
+
+        Args:
+            allowed: Whether the request passes.
+            statuses: The statuses of its descriptors.
+            headers: The headers that the proxy adds to its response.
+            body: The body of a denial. Empty: the proxy's own.
+        """
+        parts = [PASSED if allowed else DENIED, *map(self._status, statuses)]
+        if headers or body:
+            added = [HeaderValue(key=key, value=value) for key, value in headers]
+            parts.append(RateLimitResponse(response_headers_to_add=added, raw_body=body).SerializeToString())
+        return b"".join(parts)
+
+    def _status(self, status: ListStatus) -> bytes:
+        """The bytes of a response with this status alone."""
+        allowed, _, name, limit, _, unit, remaining, unlimited, _, _ = status
+        seconds = _seconds(status)
+        if remaining is None or unlimited:  # an unknown rest would be read as 0, so the limit is not told
+            unit = None
+        response, made, until_reset = self._template(allowed, seconds is None, limit, unit, name)
+        made.limit_remaining = UNLIMITED if unlimited else min(remaining or 0, UNLIMITED)
+        if seconds is not None:
+            until_reset.seconds = seconds
+        return response.SerializeToString()
+
+
+_Template = tuple[RateLimitResponse, RateLimitResponse.DescriptorStatus, Duration]
+"""A response with one status, the status, and its `duration_until_reset`."""
+
+
+def _template(allowed: bool, endless: bool, limit: int | None, unit: str | None, name: str | None) -> _Template:
+    """Make a response with one status. It has a limit if a unit of the protocol names its period.
 
     Args:
-        allowed: Whether the request passes.
-        statuses: The statuses of its descriptors.
-        headers: The headers that the proxy adds to its response.
-        body: The body of a denial. Empty: the proxy's own.
+        allowed: Whether the limit admits the request.
+        endless: Whether `duration_until_reset` is absent.
+        limit: The number of requests per period.
+        unit: The unit of the period.
+        name: The name of the limit.
     """
-    response = RateLimitResponse(overall_code=_OK if allowed else _OVER_LIMIT, raw_body=body)
-    add = response.statuses.add
-    for status in statuses:
-        _fill(add(), status)
-    for key, value in headers:
-        response.response_headers_to_add.append(HeaderValue(key=key, value=value))
-    return response.SerializeToString()
+    response = RateLimitResponse()
+    made = response.statuses.add(code=_OK if allowed else _OVER_LIMIT)
+    if unit in UNIT_NAMES:
+        number, most = UNIT_NAMES.index(unit), min(limit or 0, UNLIMITED)
+        shown = RateLimitResponse.RateLimit(requests_per_unit=most, unit=Unit.Name(number), name=name or "")
+        made.current_limit.CopyFrom(shown)
+    if not endless:
+        made.duration_until_reset.SetInParent()
+    return response, made, made.duration_until_reset
 
 
 @lru_cache(maxsize=16)
 def passed(descriptors: int) -> bytes:
     """Return the bytes of a response that lets a request pass to which no limit applies."""
-    status = RateLimitResponse.DescriptorStatus(code=_OK)
-    return RateLimitResponse(overall_code=_OK, statuses=[status] * descriptors).SerializeToString()
+    return Writer().write(True, [ListStatus(True)] * descriptors)
 
 
 def go_headers(statuses: Sequence[ListStatus]) -> list[Header]:
     """Return the headers of envoyproxy/ratelimit: those of the descriptor that denies, or that has the least left."""
-    limited = [status for status in statuses if _is_shown(status)]
+    limited = [
+        each for each in statuses if each.remaining is not None and not each.unlimited and each.unit in UNIT_NAMES
+    ]
     if not limited:
         return []
     least = min(limited, key=lambda status: (status.allowed, status.remaining))
@@ -150,34 +199,6 @@ def go_headers(statuses: Sequence[ListStatus]) -> list[Header]:
         ("RateLimit-Remaining", str(least.remaining)),
         *([("RateLimit-Reset", str(seconds))] if seconds is not None else []),
     ]
-
-
-def _fill(made: RateLimitResponse.DescriptorStatus, status: ListStatus) -> None:
-    """Write a status into a message. Single fields are set, because a call of a message class takes twice as long."""
-    made.code = _OK if status.allowed else _OVER_LIMIT
-    if status.unlimited:
-        made.limit_remaining = UNLIMITED
-    elif remaining := status.remaining:
-        made.limit_remaining = remaining if remaining < UNLIMITED else UNLIMITED  # noqa: FURB136  a call takes longer
-    if _is_shown(status):
-        made.current_limit.MergeFrom(_current(status.limit or 0, status.unit or "", status.name or ""))
-    seconds = _seconds(status)
-    if seconds is not None:
-        made.duration_until_reset.seconds = seconds
-
-
-def _is_shown(status: ListStatus) -> bool:
-    """Whether the limit can be told: what is left of it is known, and a unit of the protocol names its period.
-
-    An unknown rest would be read as 0, because the field has no other value for it.
-    """
-    return status.remaining is not None and not status.unlimited and status.unit in UNIT_NAMES
-
-
-@lru_cache(maxsize=1024)
-def _current(limit: int, unit: str, name: str) -> RateLimitResponse.RateLimit:
-    number = UNIT_NAMES.index(unit)
-    return RateLimitResponse.RateLimit(requests_per_unit=min(limit, UNLIMITED), unit=Unit.Name(number), name=name)
 
 
 def _seconds(status: ListStatus) -> int | None:

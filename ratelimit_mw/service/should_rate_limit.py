@@ -11,7 +11,7 @@ from ratelimit_mw.envoy.lists import ListsRequest, NotRefundable
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.service.messages import DecodedRequest, Header, Refused, TooLong, go_headers, passed, read, write
+from ratelimit_mw.service.messages import DecodedRequest, Header, Refused, TooLong, Writer, go_headers, passed, read
 from ratelimit_mw.service.state import Service
 from ratelimit_mw.stores.base import adrive
 
@@ -40,6 +40,7 @@ class ShouldRateLimit:
         self._headers = settings.headers
         self._body = settings.body
         self._bare = settings.headers == "off" and not settings.body
+        self._writer = Writer()
         self._answers = LatestAnswers[str](name=str, value=str)
         self._not_refundable: set[str] = set()
 
@@ -81,8 +82,8 @@ class ShouldRateLimit:
             self._service.shadowed += _only_the_switch_admits(verdict)
         statuses = asked.statuses(verdict)
         if self._bare:
-            return write(verdict.allowed, statuses)
-        return write(verdict.allowed, statuses, *self._added(asked, verdict, statuses))
+            return self._writer.write(verdict.allowed, statuses)
+        return self._writer.write(verdict.allowed, statuses, *self._added(asked, verdict, statuses))
 
     def _read(self, data: bytes) -> DecodedRequest:
         try:

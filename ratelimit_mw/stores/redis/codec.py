@@ -171,14 +171,6 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
     parts = 0
     alone = True
     for asks, intent in requests:
-        if intent is DECIDE and len(asks) == 1:  # the usual case: take 1 from one counter
-            key, quota, cost, shadow = asks[0]
-            if cost == 1 and not shadow and not quota.overdraft:
-                known = _packed_quota(quota)
-                keys.append(key.encode())
-                parts |= known.part
-                places.append(place_of.setdefault(known.taking_one, len(place_of)))
-                continue
         commit, forget, charged_at, _, _, insist = intent
         last = len(asks) - 1
         if last:
@@ -192,6 +184,10 @@ def _calls(requests: Sequence[StoreRequest]) -> _Calls:
             keys.append(key.encode())
             known = _packed_quota(quota)
             parts |= known.part
+            if cost == 1 and intent is DECIDE and not (shadow or quota.overdraft):  # the usual case
+                places.append(place_of.setdefault(known.taking_first if last else known.taking_one, len(place_of)))
+                last -= 1
+                continue
             flags = common | _SHADOW if shadow else common
             of_charge = charged_at or 0
             if quota.overdraft and cost and commit and intent.decides:
@@ -246,8 +242,8 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
     for asks, *_ in requests:
         own = outcomes[start : start + len(asks)]
         start += len(asks)
-        failed = any(outcome.retry_after == _FAILED for outcome in own)
-        replies.append(_failure(first_error) if failed else Reply(now, own))
+        failed = first_error and any(outcome.retry_after == _FAILED for outcome in own)
+        replies.append(_failure(first_error) if failed else _new_reply(Reply, (now, own, None)))
     return replies
 
 
@@ -257,15 +253,17 @@ def _failure(first_error: bytes) -> StoreUnavailable:
 
 
 class _Packed(NamedTuple):
-    """A packed quota, the part of the script that it needs, and the packed terms that take 1 and end a request.
+    """A packed quota, the part of the script that it needs, and the packed terms that take 1.
 
-    With an overdraft, `taking_one` also has the terms of the widened quota, as number 1.
+    `taking_one` ends a request, and `taking_first` does not. With an overdraft, `taking_one` also has the terms of the
+    widened quota, as number 1.
     """
 
     quota: Quota
     part: int
     packed: bytes
     taking_one: bytes
+    taking_first: bytes
 
     def taking(self, cost: int) -> bytes:
         """The packed terms that take `cost` and end a request, of a quota without an overdraft."""
@@ -283,7 +281,8 @@ def _packed_quota(quota: Quota) -> _Packed:
         if quota.overdraft:
             wide = _packed_quota(widened(quota)).taking_one
             taking_one, bits = b"".join((_FLAGS[_LAST | _OVERDRAFT], packed, _CHARGE.pack(1, 1), wide)), bits | GENERAL
-        known = _packed[id(quota)] = _Packed(quota, bits, packed, taking_one)
+        taking_first = b"".join((_FLAGS[0], packed, _CHARGE.pack(1, 0)))
+        known = _packed[id(quota)] = _Packed(quota, bits, packed, taking_one, taking_first)
     return known
 
 

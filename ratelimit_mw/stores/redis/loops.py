@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextvars import Context
 from functools import partial
 from itertools import takewhile
+from operator import itemgetter
 from time import monotonic
 from typing import Any
 
@@ -25,6 +26,8 @@ is far away, and more batches are sent."""
 
 _EARLY = 0.001
 """Seconds by which a timer may fire early."""
+
+_allowed = itemgetter(0)  # of an outcome, without code in Python for each
 
 _WORTH_HALVING = 32
 """The number of requests from which a batch is sent in two halves, so that the server always has one to decide."""
@@ -208,7 +211,7 @@ class LoopBatcher:
                 # Too late for this request, but maybe not for what was sent later.
                 in_time = in_time or not silent(self._judged_at, batch[0], self._timeout)
             else:
-                if job[4] and (len(result[1]) > 1 or not result[1][0][0]):
+                if job[4] and not all(map(_allowed, result[1])):
                     job[4](job[0][0], int(batch[0] * SECOND), result)
                 job[1].set_result(result)
                 in_time = True
