@@ -4,12 +4,15 @@ import asyncio
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ratelimit_mw import EntryList, ManualClock, RateLimiter
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.stores.base import Wrapper
 from ratelimit_mw.stores.memory import MemoryStore
+from tests.shells.asking import InSteps
 
 START = 1_700_006_400  # a day's beginning, UTC
 ANN, BOB, FREE = [("user", "ann")], [("user", "bob")], [("tier", "free")]
@@ -454,3 +457,33 @@ def test_a_denial_that_is_remembered_is_answered_without_the_store(server, check
         for _ in range(2):  # a late cost is another request
             assert not check(limiter, late(FREE, 4)).allowed
         assert decisions(server) == before + 1
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    asked=st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["user", "tier", "dark", "none", "vip", "q1", "q2"]),
+                st.sampled_from([None, 0, 1, 4]),
+                st.sampled_from([None, (2, "hour")]),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_lists_that_are_decided_in_one_step_leave_the_same_statuses_counters_and_counts_as_in_several(asked):
+    clock, found = ManualClock(START), []
+    for kind in (MemoryStore, InSteps):
+        store = kind(clock=clock)
+        with RateLimiter(FILE, storage=store, clock=clock) as limiter:
+            statuses = [
+                limiter.check_lists("shop", [EntryList([(key, "free")], *options) for key, *options in lists])
+                for lists in asked
+            ]
+            counters = {key: store.load(key) for key in store.keys("")}
+            found.append((statuses, counters, limiter.tally.snapshot()._replace(decisions=None)))
+    assert found[0] == found[1]
