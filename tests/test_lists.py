@@ -270,6 +270,7 @@ def test_denials_of_sent_limits_are_ten_records_a_minute_together(engine, check,
     check(limiter, EntryList([("k0", "x")], limit=(0, "hour")))
     records = [record for record in caplog.records if record.name == "ratelimit_mw.denials"]
     assert [record.rule for record in records] == [*["(sent)"] * 10, "none", "(sent)"]
+    assert not any("=" in record.identity for record in records[:10])  # it would have a key that a client chose
     assert caplog.messages[-1].endswith("; 10 more denials were not logged")
 
 
@@ -483,3 +484,18 @@ def test_lists_that_are_decided_in_one_step_leave_the_same_statuses_counters_and
             counters = {key: store.load(key) for key in store.keys("")}
             found.append((statuses, counters, limiter.tally.snapshot()._replace(decisions=None)))
     assert found[0] == found[1]
+
+
+def test_lists_whose_limits_need_no_address_are_not_told_to_lack_one(caplog):
+    """The descriptors are matched with the lists alone, and not with the attributes of the request."""
+    rules = {
+        "domain": "shop",
+        "rules": [{"name": "login", "match": {"path": "/login"}, "by": "ip", "limit": "3 per minute"}],
+        "descriptors": [
+            {"key": key, "rate_limit": {"unit": "minute", "requests_per_unit": 5}}
+            for key in ("remote_address", "files")
+        ],
+    }
+    with RateLimiter({**rules, "client": {"secret": "s"}}) as limiter:
+        assert limiter.check_lists("shop", [[("files", "a")]]).allowed
+    assert [line for line in caplog.messages if "address" in line] == []

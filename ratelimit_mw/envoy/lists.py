@@ -168,7 +168,7 @@ def _of_rules(rules: RuleSet, request: Request, cost: int) -> Sequence[Charge] |
     """Return the charges of the rules without the descriptors. None if the client or the request is exempt."""
     if not (rules.compiled or rules.exempt or rules.overrides):
         return ()
-    ((_, (candidates, replaced, free, _)),) = rules.selections(request)  # plain attributes have one reading
+    candidates, replaced, free, _ = rules.select(request)  # plain attributes have one reading
     if free is not None:
         return BLOCKED if free == REFUSED else None
     charges: list[Charge] = []

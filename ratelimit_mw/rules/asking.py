@@ -58,10 +58,10 @@ class AskingRules(RuleSet):
         """
         if type(request) is EntriesRequest:
             return self._charges_of(f'"entries":{_write(request.entries)},{named}{self._end}', cost)
-        charges = self._asked(request, self._select(request), cost, named)
+        charges = self._asked(request, self.select(request), cost, named)
         if request.several:
             each = partial(self._asked, cost=cost, named=named)
-            return self._in_each(request, lambda view, agreed: each(view, self._select(view, agreed)))
+            return self._in_each(request, lambda view, agreed: each(view, self.select(view, agreed)))
         return charges
 
     def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:

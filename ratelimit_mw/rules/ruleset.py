@@ -205,9 +205,9 @@ class RuleSet:
         if self._plain and request.method != "OPTIONS":  # the common case, in one step
             charges = charges_of(self._index.candidates(request), request, cost, self._tier, None)
         else:
-            charges = self._charges(self._select(request), request, cost)
+            charges = self._charges(self.select(request), request, cost)
         if request.several:
-            return self._in_each(request, lambda view, agreed: self._charges(self._select(view, agreed), view, cost))
+            return self._in_each(request, lambda view, agreed: self._charges(self.select(view, agreed), view, cost))
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
@@ -215,10 +215,10 @@ class RuleSet:
         if self.plan(request) is not None and request.several:  # the plan has read all that the rules need
             agreed = self._agreed(request)
             return [
-                for_alternative(each, request, lambda view: (view, self._select(view, agreed)))
+                for_alternative(each, request, lambda view: (view, self.select(view, agreed)))
                 for each in alternatives(request.several)
             ]
-        return [(request, self._select(request))]
+        return [(request, self.select(request))]
 
     def candidate(self, rule: CompiledRule, request: Request) -> Candidate | None:
         """Return the candidate of a rule for a request, or None if the index does not find the rule."""
@@ -251,9 +251,9 @@ class RuleSet:
 
         Its exemption and its replacements hold for all alternatives.
         """
-        return for_alternative(dict.fromkeys(request.several), request, self._select)
+        return for_alternative(dict.fromkeys(request.several), request, self.select)
 
-    def _select(self, request: Request, agreed: Selection | None = None) -> Selection:
+    def select(self, request: Request, agreed: Selection | None = None) -> Selection:
         """Return the rules that apply to a request, or to one alternative of it. See `_agreed`."""
         overrides = self.overrides
         if overrides is not None:
