@@ -3,14 +3,21 @@
 import pytest
 
 from ratelimit_mw.stores.redis.store import RedisStore
-from tests.faults.faults import Tasks, Threads
+from tests.faults.faults import ASKS, Tasks, Threads
 from tests.support.proxy import Proxy
 
 
+@pytest.fixture
+def opens():
+    """What opens a store, and what it is asked."""
+    return RedisStore, ASKS
+
+
 @pytest.fixture(params=[Threads, Tasks], ids=["threads", "tasks"])
-def client_of(request):
+def client_of(request, opens):
     """Makes a client, the only one: what an earlier one still finds and logs belongs to no other."""
     clients = []
+    store_of, asks = opens
 
     def close():
         while clients:
@@ -18,7 +25,7 @@ def client_of(request):
 
     def make(url, **options):
         close()
-        clients.append(request.param(RedisStore(url, **options)))
+        clients.append(request.param(store_of(url, **options), asks))
         return clients[-1]
 
     yield make

@@ -18,16 +18,16 @@ from tests.support.patience import WITHIN, at_most, eventually
 ASKS = [Ask("d:r:{x}", Quota("fixed_window", 1_000_000, LONG))]
 
 
-def attempt(store):
+def attempt(store, asks=ASKS):
     try:
-        return store.decide(ASKS)
+        return store.decide(asks)
     except StoreUnavailable:
         return None
 
 
-async def aattempt(store):
+async def aattempt(store, asks=ASKS):
     try:
-        return await store.adecide(ASKS)
+        return await store.adecide(asks)
     except StoreUnavailable:
         return None
 
@@ -35,15 +35,16 @@ async def aattempt(store):
 class Threads:
     """Asks from threads."""
 
-    def __init__(self, store):
+    def __init__(self, store, asks=ASKS):
         self.store = store
+        self._asks = asks
         self._pool = ThreadPoolExecutor(20)
 
     def one(self):
-        return attempt(self.store)
+        return attempt(self.store, self._asks)
 
     def many(self):
-        return list(self._pool.map(lambda _: attempt(self.store), range(20)))
+        return list(self._pool.map(lambda _: attempt(self.store, self._asks), range(20)))
 
     def close(self):
         self._pool.shutdown()
@@ -53,8 +54,9 @@ class Threads:
 class Tasks:
     """Asks from one event loop, which runs in a thread of its own."""
 
-    def __init__(self, store):
+    def __init__(self, store, asks=ASKS):
         self.store = store
+        self._asks = asks
         self._runner = asyncio.Runner()
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -64,11 +66,11 @@ class Tasks:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def one(self):
-        return self.run(aattempt(self.store))
+        return self.run(aattempt(self.store, self._asks))
 
     def many(self):
         async def gather():
-            return await asyncio.gather(*(aattempt(self.store) for _ in range(20)))
+            return await asyncio.gather(*(aattempt(self.store, self._asks) for _ in range(20)))
 
         return self.run(gather())
 
@@ -137,9 +139,19 @@ def permitted(server, proxy):
     server.admin.execute_command("ACL", "SETUSER", "default", "+@all")
 
 
-FAULTS = [
+OF_ANY_SERVER = [
     pytest.param((lambda s, p: s.pause(), lambda s, p: s.resume()), id="SIGSTOP"),
     pytest.param((lambda s, p: s.kill(), lambda s, p: s.start()), id="kill -9"),
+    pytest.param((lambda s, p: p.black_hole(), lambda s, p: p.heal()), id="a black hole"),
+    pytest.param((lambda s, p: p.reset(), lambda s, p: p.heal()), id="resets"),
+    pytest.param((lambda s, p: p.half_reply(), lambda s, p: p.heal()), id="half a reply"),
+    pytest.param((lambda s, p: p.drop_reply(), lambda s, p: p.heal()), id="replies dropped, connections closed"),
+    pytest.param((lambda s, p: p.drop_reply(close=False), lambda s, p: p.heal()), id="replies dropped in silence"),
+    pytest.param((lambda s, p: p.drip(1, 0.2), lambda s, p: p.heal()), id="a slow drip"),
+]
+
+FAULTS = [
+    *OF_ANY_SERVER,
     pytest.param((read_only, writable), id="a read-only replica"),
     pytest.param((full, lambda s, p: s.config("maxmemory", 0)), id="out of memory"),
     pytest.param((password_wanted, lambda s, p: s.config("requirepass", "")), id="a password appears"),
@@ -149,12 +161,6 @@ FAULTS = [
     pytest.param((snapshot_failed, lambda s, p: s.config("save", "")), id="a snapshot failed"),
     pytest.param((busy, lambda s, p: s.admin.script_kill()), id="a script that does not end"),
     pytest.param((too_many_clients, lambda s, p: s.config("maxclients", 100)), id="too many clients"),
-    pytest.param((lambda s, p: p.black_hole(), lambda s, p: p.heal()), id="a black hole"),
-    pytest.param((lambda s, p: p.reset(), lambda s, p: p.heal()), id="resets"),
-    pytest.param((lambda s, p: p.half_reply(), lambda s, p: p.heal()), id="half a reply"),
-    pytest.param((lambda s, p: p.drop_reply(), lambda s, p: p.heal()), id="replies dropped, connections closed"),
-    pytest.param((lambda s, p: p.drop_reply(close=False), lambda s, p: p.heal()), id="replies dropped in silence"),
-    pytest.param((lambda s, p: p.drip(1, 0.2), lambda s, p: p.heal()), id="a slow drip"),
 ]
 
 

@@ -1,7 +1,6 @@
 """An app that asks a running `ratelimit-mw serve`: tokens, TLS, and a service that is killed, frozen or replaced."""
 
 import asyncio
-import re
 import signal
 import socket
 import subprocess
@@ -64,43 +63,6 @@ def test_a_hundred_requests_in_flight_take_a_few_calls_of_the_service(tmp_path):
     (asked,) = [line for line in lines if line.startswith('ratelimit_service_requests_total{endpoint="/v1/check"}')]
     assert sorted(decision.remaining for decision in decisions) == list(range(899, 999))
     assert float(asked.split()[-1]) <= 4
-
-
-def test_limits_hold_again_after_the_service_was_killed_and_started_again(tmp_path, caplog):
-    port = str(free_port())
-    with RateLimiter(of_app(f"http://127.0.0.1:{port}", on_error="deny")) as limiter:
-        with Serving(rules(tmp_path), "--http", port) as service:
-            assert limiter.check(ANN).remaining == 999
-            service.signal(signal.SIGKILL)
-            service.ended()
-        away = limiter.check(ANN)
-        assert (away.allowed, away.reason, away.rule) == (False, "unavailable", None)
-        with Serving(rules(tmp_path), "--http", port):
-            assert eventually(lambda: limiter.check(ANN).rule) == "everybody"
-    said = eventually(lambda: len(found := re.findall("is (away|back)[ :]", caplog.text)) == 2 and found)
-    assert said == ["away", "back"]
-
-
-@pytest.mark.parametrize("way", ["threads", "loop"])
-def test_a_frozen_service_costs_a_request_its_timeout_once_and_then_nothing(tmp_path, way):
-    async def in_loop(limiter, service):
-        assert (await limiter.acheck(ANN)).rule == "everybody"
-        service.signal(signal.SIGSTOP)
-        decisions = [await limiter.acheck(ANN) for _ in range(200)]
-        service.signal(signal.SIGCONT)
-        await aeventually(lambda: limiter.peek(ANN).rule is not None)
-        return decisions
-
-    with Serving(rules(tmp_path)) as service, RateLimiter(of_app(service.http, "500ms")) as limiter:
-        if way == "loop":
-            decisions = asyncio.run(in_loop(limiter, service))
-        else:
-            eventually(lambda: limiter.check(ANN).rule)
-            service.signal(signal.SIGSTOP)
-            decisions = [limiter.check(ANN) for _ in range(200)]  # would take 100 s, if each waited
-            service.signal(signal.SIGCONT)
-            eventually(lambda: limiter.check(ANN).rule)
-    assert [(decision.allowed, decision.rule) for decision in decisions] == [(True, None)] * 200
 
 
 def test_a_drain_loses_no_request_of_an_app_that_asks_and_the_next_process_takes_over(tmp_path, any_server):
