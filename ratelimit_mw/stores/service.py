@@ -347,6 +347,8 @@ def _told(response: Any, number: int) -> tuple[Sequence[Decision | None], Mappin
         raise StoreUnavailable(f"the service answered with status {status}")
     try:
         told = json.loads(body)
+        if b"\\u" in body:  # an error if it is half of a surrogate pair, which no page and no metric could show
+            json.dumps(told, ensure_ascii=False).encode()
         decisions, rules = [None if each is None else _decision(each) for each in told["rows"]], told.get("rules", {})
         if len(decisions) == number and all(map(_is_said, rules.values())):
             return decisions, rules

@@ -439,7 +439,7 @@ STRANGE = [
     (place, [*ROW[:place], value, *ROW[place + 1 :]])
     for place, values in {
         0: ["yes"],
-        1: [["r"]],
+        1: [["r"], "\ud800"],
         2: [-1, 1.5, math.nan, 10**400],
         3: [-1, "9"],
         4: [math.nan, 1e308],
@@ -452,10 +452,14 @@ STRANGE = [
     }.items()
     for value in values
 ]
-TOLD = [(f"row {place}", {"rows": [row]}) for place, row in STRANGE] + [
-    (f"rules {said}", {"rows": [ROW], "rules": said})
-    for said in ([], {"r": 5}, {"r": {"status": 99}}, {"r": {"status": "429"}}, {"r": {"message": ["a"]}})
-]
+TOLD = (
+    [(f"row {place}", {"rows": [row]}) for place, row in STRANGE]
+    + [
+        (f"rules {said}", {"rows": [ROW], "rules": said})
+        for said in ([], {"r": 5}, *({"r": {"status": each}} for each in (99, "429")))
+    ]
+    + [(f"message {said!a}", {"rows": [ROW], "rules": {"r": {"message": said}}}) for said in (["a"], "\ud800")]
+)
 
 
 @EACH_SHELL
