@@ -49,7 +49,7 @@ def admitting(quota: Quota, cost: int) -> Admit:
     """
     period, limit, length = quota.period, quota.limit, cost * _TIME.size
     pack, unpack, begin = _VALUE.pack, _HEADER.unpack_from, _VALUE.size
-    unused = bytes(begin + _TIME.size * max(min(_MIN_CAPACITY, limit), cost))
+    unused = bytes(begin + _TIME.size * min(max(_MIN_CAPACITY, cost), limit))  # a cost beyond the limit needs no room
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
         value = value or unused
