@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ratelimit_mw.cli import counters, doctor, explain, operators, replay, routes, serve
-from ratelimit_mw.cli.common import json_text, say
+from ratelimit_mw.cli.common import json_text
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.deferral import command as deferral
 
@@ -20,14 +20,14 @@ def schema() -> None:
     For example, run ratelimit-mw schema > ratelimits.schema.json, and begin the rules file with the comment that is
     printed to stderr.
     """
-    say(json_text(json_schema()))
+    typer.echo(json_text(json_schema()))
     typer.echo("note: save this as ratelimits.schema.json, and begin the rules file with this line:", err=True)
     typer.echo("# yaml-language-server: $schema=ratelimits.schema.json", err=True)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"ratelimit-mw {version('ratelimit_mw')}")
+        typer.echo(f"ratelimit-mw {version('ratelimit_mw')}")
         raise typer.Exit
 
 

@@ -238,9 +238,9 @@ def _asked(client: Client, given: Namespace) -> bool:
     elif given.health:
         sys.stdout.write("serving\n" if good else "not serving\n")
     else:
-        from ratelimit_mw.cli.common import say, say_table
+        from ratelimit_mw.cli.common import say_table
 
-        say("OK" if good else "OVER_LIMIT")
+        sys.stdout.write("OK\n" if good else "OVER_LIMIT\n")
         say_table(("descriptor", "code", "limit", ">remaining", ">seconds"), map(_row, statuses))
     return good
 

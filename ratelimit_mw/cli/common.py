@@ -98,11 +98,6 @@ def require_known(rules: Rules, client: Mapping[str, str]) -> None:
 _WIDE = 200  # columns if the output is not a terminal: a program that reads a pipe needs whole lines
 
 
-def say(text: str) -> None:
-    """Print a line without formatting."""
-    typer.echo(text)
-
-
 _UNUSUAL = re.compile(r"[^\n -~]")
 """Characters that may have to be escaped. A line break in JSON is one between values."""
 
@@ -118,7 +113,7 @@ def say_result(value: object, text: str, *, as_json: bool) -> None:
     if as_json:
         say_json(value)
     elif text:
-        say(text)
+        typer.echo(text)
 
 
 SCHEMA_VERSION = 1
@@ -127,7 +122,7 @@ SCHEMA_VERSION = 1
 
 def say_json(value: object) -> None:
     """Print a mapping, or an object with fields, as JSON after the version of its schema."""
-    say(json_text({"schema_version": SCHEMA_VERSION, **plain(value)}))
+    typer.echo(json_text({"schema_version": SCHEMA_VERSION, **plain(value)}))
 
 
 def json_text(value: object) -> str:
@@ -196,11 +191,6 @@ def bars(counts: Sequence[int]) -> str:
     return "".join(" " if not count else _BARS[(count * len(_BARS) - 1) // highest] for count in counts)
 
 
-def say_lines(lines: Iterable[str]) -> None:
-    """Print lines without formatting."""
-    typer.echo("\n".join(lines))
-
-
 def fail(message: str, code: Exit) -> NoReturn:
     """Print an error to stderr, and end the command with an exit code."""
     typer.echo(f"ratelimit-mw: {message}", err=True)
@@ -216,7 +206,7 @@ def fail_without_store(error: StoreUnavailable, store: str = "the store") -> NoR
 
 def fail_with(error: ConfigurationError, message: str) -> NoReturn:
     """Print all problems of rules with their places, and end the command."""
-    say_lines(diagnostics([(problem, "error") for problem in error.problems]))
+    typer.echo("\n".join(diagnostics([(problem, "error") for problem in error.problems])))
     fail(message, Exit.PROBLEMS)
 
 

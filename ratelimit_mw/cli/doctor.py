@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from ratelimit_mw.cli import Exit
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Json, Storage, say, say_json
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Json, Storage, say_json
 from ratelimit_mw.cli.routes import ReadApp, changing_identities, read_app, rows_of
 from ratelimit_mw.decision.kill_switch import SWITCH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, StoreUnavailable
@@ -357,10 +357,10 @@ def doctor(
     else:
         width = max(len(name) for name, _ in found)
         for name, finding in found:
-            say(f"{_MARKS[finding.state]} {name:<{width}}  {finding.what}")
+            typer.echo(f"{_MARKS[finding.state]} {name:<{width}}  {finding.what}")
             if finding.remedy:
-                say(f"  {'':<{width}}  → {finding.remedy}")
-        say(f"{wrong} wrong" if wrong else "nothing is wrong")
+                typer.echo(f"  {'':<{width}}  → {finding.remedy}")
+        typer.echo(f"{wrong} wrong" if wrong else "nothing is wrong")
     raise typer.Exit(Exit.PROBLEMS if wrong else Exit.OK)
 
 

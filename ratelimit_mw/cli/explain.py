@@ -25,7 +25,7 @@ from ratelimit_mw.cli.common import (
     open_limiter,
     require_known,
     say_json,
-    say_lines,
+    say_result,
     with_retries,
 )
 from ratelimit_mw.cli.lint import check as examined_file
@@ -93,7 +93,7 @@ def check(
             reported = [(problem, "error") for problem in found.problems]
             reported += [(warning, "warning") for warning in found.warnings]
             listed = compared[file].lines() if file in compared else ()
-            say_lines([*diagnostics(reported), *listed, _summary(file, found)])
+            typer.echo("\n".join([*diagnostics(reported), *listed, _summary(file, found)]))
     raise typer.Exit(Exit.OK if all(map(_usable, examined.values())) else Exit.PROBLEMS)
 
 
@@ -173,10 +173,7 @@ def explain(
         known = limiter.rules.attributes.request_from(options)
         request.values |= {name: value for name, value in {**known.values, **known.raw}.items() if value is not None}
         explanation = with_retries(lambda: _explained(limiter, request, cost))
-    if as_json:
-        say_json(explanation)
-    else:
-        say_lines(map(_coloured, explanation.lines()))
+    say_result(explanation, "\n".join(map(_coloured, explanation.lines())), as_json=as_json)
 
 
 _COLOURS = {"✗": "red", "✓": "green", "○": "yellow"}

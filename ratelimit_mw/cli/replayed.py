@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ratelimit_mw.cli.common import bars, say, say_table
+import typer
+
+from ratelimit_mw.cli.common import bars, say_table
 from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Difference, Heaviest, Result, RuleResult
 from ratelimit_mw.foresight.wording import CAVEAT, notes, printable, sentence, share, spelled, utc
 
@@ -31,29 +33,29 @@ def say_result(result: Result, logs: Sequence[str], *, by: str, most: int, rule:
     """
     outcome = result.outcome
     for log, form in zip(logs, result.formats, strict=True):
-        say(f"{printable(log)}: {form}")
+        typer.echo(f"{printable(log)}: {form}")
     if result.first:
-        say(f"{utc(result.first)} to {utc(result.last)} UTC\n")
-    say(sentence(result))
+        typer.echo(f"{utc(result.first)} to {utc(result.last)} UTC\n")
+    typer.echo(sentence(result))
     rules = _shown(result, rule)
     if any(each.asked for each in rules):
-        say("")
+        typer.echo("")
         _say_rules(result, rules, by)
     clients = outcome.most_limited(most, rule)
     if clients:
-        say("\nmost limited clients")
+        typer.echo("\nmost limited clients")
         _say_clients(clients)
     _say_what_if(result, most)
     if result.difference is not None:
         _say_difference(result.difference, most)
     gaps = [gap.text for gap in result.gaps if rule is None or gap.rule in ("", rule)]
     if gaps:
-        say("\nnot replayed, or not as in production")
+        typer.echo("\nnot replayed, or not as in production")
         for text in gaps:
-            say(f"  - {printable(text)}")
+            typer.echo(f"  - {printable(text)}")
     lines = notes(result)
     if lines:
-        say("\n" + "\n".join(lines))
+        typer.echo("\n" + "\n".join(lines))
 
 
 def _shown(result: Result, rule: str | None) -> list[RuleResult]:
@@ -80,7 +82,7 @@ def _say_rules(result: Result, rules: Sequence[RuleResult], by: str) -> None:
         )
     say_table((*columns, "worst minute", "denials over time"), rows)
     if any(each.shadow for each in rules):
-        say("○ a shadow rule: it denies nothing, and would have denied these requests")
+        typer.echo("○ a shadow rule: it denies nothing, and would have denied these requests")
 
 
 def sparkline(rule: RuleResult, first: int, last: int, minutes: int) -> str:
@@ -115,7 +117,7 @@ def _say_what_if(result: Result, most: int) -> None:
     for curve in by_denials[:_MOST_CURVES]:
         how = f"replayed, because {curve.why_replayed}" if curve.why_replayed else "exact"
         name = f"{'○ ' if curve.shadow else ''}{curve.rule}"
-        say(f"\nwhat if {printable(name)} had another limit than {curve.quota} ({printable(how)})")
+        typer.echo(f"\nwhat if {printable(name)} had another limit than {curve.quota} ({printable(how)})")
         places = rows_to_show(curve.limits, curve.limit, curve.denied, curve.requests)
         rows = [
             (
@@ -130,16 +132,16 @@ def _say_what_if(result: Result, most: int) -> None:
         say_table((">limit", ">denied", ">of requests", ">limited", ">of clients"), rows)
         hit = [each for each in curve.hit if each.last >= curve.in_force][:most]
         if hit:
-            say(f"\nclients that {printable(name)} limits")
+            typer.echo(f"\nclients that {printable(name)} limits")
             say_table(
                 _HIT, [(each.client, *map(str, each[2:4]), *each[4:7], f"{each.kind}: {each.reason}") for each in hit]
             )
     further = len(by_denials) - _MOST_CURVES
     if further > 0:
         several = "limits have" if further > 1 else "limit has"
-        say(f"\n{further:,} more {several} a what-if: --rule NAME shows that of one rule")
+        typer.echo(f"\n{further:,} more {several} a what-if: --rule NAME shows that of one rule")
     if result.without_curve:
-        say("\n" + "\n".join(printable(text) for text in result.without_curve))
+        typer.echo("\n" + "\n".join(printable(text) for text in result.without_curve))
 
 
 def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], requests: int, most: int = 7) -> list[int]:
@@ -168,13 +170,13 @@ def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], reque
 
 
 def _say_difference(difference: Difference, most: int) -> None:
-    say("\ncompared with the rules of --against")
+    typer.echo("\ncompared with the rules of --against")
     for word, number, clients in _changes(difference):
         held = spelled(len(clients), at_least=clients.full)
         requests, of = f"{number:,} request{'s' * (number != 1)}", f"{held} client{'s' * (len(clients) != 1)}"
-        say(f"  newly {word}: {requests} of {of}")
+        typer.echo(f"  newly {word}: {requests} of {of}")
         for client, seen in clients.most(most):
-            say(f"    {printable(client)}: {spelled(seen.at_least, at_least=seen.error > 0)}")
+            typer.echo(f"    {printable(client)}: {spelled(seen.at_least, at_least=seen.error > 0)}")
 
 
 def as_markdown(result: Result, most: int) -> str:

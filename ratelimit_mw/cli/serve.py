@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ratelimit_mw.cli import Exit
-from ratelimit_mw.cli.common import fail, fail_with, say
+from ratelimit_mw.cli.common import fail, fail_with
 from ratelimit_mw.decision.denials import DENIAL_FIELDS, DENIALS
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.service import Settings, go_environment
@@ -110,6 +110,6 @@ def from_envoy_ratelimit(
         environ = go_environment.read_file(file)
     except ConfigurationError as error:
         fail_with(error, "no command can be made of the file")
-    say(go_environment.command_for(environ))
+    typer.echo(go_environment.command_for(environ))
     for note in go_environment.notes_on(environ):
         typer.echo(f"note: {note}", err=True)

@@ -24,7 +24,6 @@ from ratelimit_mw.cli.common import (
     fail_without_store,
     moment,
     open_limiter,
-    say,
     say_result,
     say_table,
 )
@@ -147,7 +146,7 @@ async def _run(worker: "Worker", target: "Target") -> None:
     loop = asyncio.get_running_loop()
     for number in _STOPS:
         loop.add_signal_handler(number, worker.stop)
-    say("worker: ready")
+    typer.echo("worker: ready")
     await worker.run()
     await target.close()
-    say("worker: stopped")
+    typer.echo("worker: stopped")

@@ -56,7 +56,7 @@ def export(limiter: RateLimiter, registry: CollectorRegistry = REGISTRY) -> None
         ValueError: The registry already has these metrics.
     """
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        _Files(limiter, registry).begin()
+        _Files(limiter, registry)
     else:
         registry.register(_AtScrape(limiter))
 
@@ -112,7 +112,7 @@ def _buckets(value: Distribution) -> list[tuple[str, float]]:
 
 
 class _Files:
-    """Moves the counts of a limiter into the real metrics of prometheus_client, whose files all processes share.
+    """Moves the counts of a limiter, until it is closed, into the real metrics, whose files all processes share.
 
     The real metrics are made at the first request of a process. A gauge is 0 from then on until it is set, so that one
     of a process that only forks would stay 0. A thread moves the counts once a second.
@@ -132,16 +132,11 @@ class _Files:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-
-    def begin(self) -> None:
-        """Follow the limiter until it is closed."""
-        limiter = self._limiter()
-        if limiter is not None:
-            limiter.engine.tally.watch(self._observe)
-            limiter.engine.tally.at_close(self._close)
-            reset_after_fork(self)
-            atexit.register(self._close)
-            limiter.at_first_request(self._serve)
+        limiter.engine.tally.watch(self._observe)
+        limiter.engine.tally.at_close(self._close)
+        reset_after_fork(self)
+        atexit.register(self._close)
+        limiter.at_first_request(self._serve)
 
     def after_fork(self) -> None:
         """Begin again in the child of a fork, where the limiter counts from 0."""
