@@ -226,15 +226,6 @@ _each: Any = getattr(routing, "iter_route_contexts", iter)
 """Yields the routes of a list of routes. Newer versions of FastAPI list those of included routers separately."""
 
 
-def _limited_routes(app: FastAPI) -> Iterator[tuple[Any, list[str]]]:
-    """The routes of an app, each with the names of the rules in its decorators and dependencies."""
-    for route in _each(app.routes):
-        names = [found.limit.text for found in rules_of_view(getattr(route, "endpoint", None))]
-        names += [found.limit.text for found in _limits_of(route)]
-        if names:
-            yield route, names
-
-
 def _limits_of(route: Any) -> list[Limited]:
     """The limits in the dependencies of a route."""
     found, waiting = [], [route.dependant] if getattr(route, "dependant", None) is not None else []
@@ -250,8 +241,9 @@ def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> Non
     """Add the denial to the OpenAPI operations with a limit, unless they describe a response of that status."""
     own = {rule.name: rule.status for rule in limiter.rules.rules if rule.status}
     paths = schema.get("paths", {})
-    for route, names in _limited_routes(app):
-        statuses = {own.get(name) or limiter.rules.response.status for name in names}
+    for route in _each(app.routes):
+        limits: list[Found | Limited] = [*rules_of_view(getattr(route, "endpoint", None)), *_limits_of(route)]
+        statuses = {own.get(each.limit.text) or limiter.rules.response.status for each in limits}
         for method in getattr(route, "methods", None) or ():  # a WebSocket has none
             operation = paths.get(route.path_format, {}).get(method.lower())
             if operation is not None:
