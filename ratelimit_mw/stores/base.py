@@ -244,10 +244,6 @@ class LRU(OrderedDict[K, V]):
         while len(self) > self._most:
             self.popitem(last=False)
 
-    def drop(self, key: K) -> None:
-        """Remove the value of `key`, if there is one."""
-        self.pop(key, None)
-
 
 class Wrapper(Store):
     """A store that wraps the store `beneath`. Two hooks transform the requests and the replies.

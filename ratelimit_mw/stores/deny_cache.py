@@ -109,7 +109,7 @@ class DenyCache(Wrapper):
                     break
         elif not intent.insist:
             for ask in asks:
-                self._denials.drop(ask.key)
+                self._denials.pop(ask.key, None)
         return reply
 
     def _known(self, asks: Sequence[Ask], now: int) -> Reply | None:
@@ -130,7 +130,7 @@ class DenyCache(Wrapper):
                     kind = Banned if denial.penalised else Outcome
             elif cost:
                 if denial:  # what is left changes if the store charges this cost
-                    self._denials.drop(key)
+                    self._denials.pop(key, None)
                 if quota.overdraft:  # it is charged, whatever the others say
                     return None
         if found is None:
