@@ -18,7 +18,7 @@ from bench.traffic import NAMES, STREAMS
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Call, StoreRequest, Wrapper
-from ratelimit_mw.stores.deny_cache import DenyCache
+from ratelimit_mw.stores.denials import DenyCache
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.bounds import worst_over_admission

@@ -9,8 +9,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -59,21 +60,14 @@ def event() -> threading.Event:
 
 
 class Forked(Protocol):
-    """An object that must be reset in the child of a fork."""
+    """An object that must be reset in the child of a fork.
+
+    If no other thread may use it during the fork, it also has `before_fork`, which takes its lock, or goes on without
+    it after a short time, and `after_fork_in_parent`, which releases the lock if it was taken.
+    """
 
     def after_fork(self) -> None:
         """Reset the object in the child of a fork. All `lazy` attributes are discarded already."""
-
-
-@runtime_checkable
-class HeldInFork(Forked, Protocol):
-    """An object that no other thread may use during a fork."""
-
-    def before_fork(self) -> None:
-        """Take its lock, or go on without it after a short time."""
-
-    def after_fork_in_parent(self) -> None:
-        """Release its lock, if `before_fork` has taken it."""
 
 
 def reset_after_fork(each: Forked) -> None:
@@ -91,18 +85,9 @@ _lazy: weakref.WeakSet[Any] = weakref.WeakSet()  # the objects with attributes t
 _abandoned: list[object] = []
 
 
-def _held() -> list[HeldInFork]:
-    return [each for each in _forked if isinstance(each, HeldInFork)]
-
-
-def _hold_all() -> None:
-    for each in _held():
-        each.before_fork()
-
-
-def _release_all() -> None:
-    for each in _held():
-        each.after_fork_in_parent()
+def _call_all(method: str) -> None:
+    for each in tuple(_forked):
+        getattr(each, method, lambda: None)()
 
 
 def _reset_all() -> None:
@@ -117,7 +102,11 @@ def _reset_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(before=_hold_all, after_in_parent=_release_all, after_in_child=_reset_all)
+    os.register_at_fork(
+        before=partial(_call_all, "before_fork"),
+        after_in_parent=partial(_call_all, "after_fork_in_parent"),
+        after_in_child=_reset_all,
+    )
 
 
 _SERVERS = ("gunicorn", "uvicorn", "hypercorn", "granian", "fastapi")

@@ -19,7 +19,6 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
-from ratelimit_mw.stores.bans import asked_again, has_begun
 from ratelimit_mw.stores.base import (
     DECIDE,
     LOOK,
@@ -35,6 +34,7 @@ from ratelimit_mw.stores.base import (
     tell_denials,
     time_of,
 )
+from ratelimit_mw.stores.denials import asked_again, has_begun
 from ratelimit_mw.stores.lease import Claim, Due, LeaseLedger
 
 logger = logging.getLogger("ratelimit_mw")

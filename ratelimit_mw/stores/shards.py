@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.bans import asked_again, has_begun
 from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forget_request
+from ratelimit_mw.stores.denials import asked_again, has_begun
 
 _SHARDED = re.compile(r"[^{]*x([0-9]+):\{")
 """The key of a sharded counter. It has the number of shards before the identity: `shop:api:fw60x8:{…}`."""

@@ -36,14 +36,10 @@ class ExportReading:
         self.limiter = limiter
         self.counts = limiter.tally.snapshot()
 
-    def rule(self, domain: str, name: str) -> str:
-        """Return the label of a rule, as `label_of` does."""
-        return label_of(self.limiter, domain, name)
-
     def by_rule(self, read: Callable[[RuleSnapshot], Iterable[Point]]) -> Iterable[Point]:
         """Return the points of all rules. Each has the label of its rule in front."""
         for rule in self.counts.rules:
-            label = self.rule(rule.domain, rule.name)
+            label = label_of(self.limiter, rule.domain, rule.name)
             for labels, value in read(rule):
                 yield (label, *labels), value
 
@@ -200,7 +196,7 @@ MEASURES: tuple[Measure, ...] = (
         ("rule", "enforced"),
         "Bans that began. A shadow rule's bans are not enforced.",
         lambda reading: [
-            ((reading.rule(domain, rule), "true" if enforced else "false"), number)
+            ((label_of(reading.limiter, domain, rule), "true" if enforced else "false"), number)
             for (domain, rule, enforced), number in reading.counts.bans.items()
         ],
         "{ban}",
@@ -225,7 +221,7 @@ MEASURES: tuple[Measure, ...] = (
         ("rule", "fate"),
         "Deferred requests by fate: queued, refused, replayed or returned.",
         lambda reading: [
-            ((reading.rule(domain, rule), fate), number)
+            ((label_of(reading.limiter, domain, rule), fate), number)
             for (domain, rule, fate), number in reading.counts.deferred.items()
         ],
     ),

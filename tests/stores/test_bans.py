@@ -8,8 +8,7 @@ import pytest
 
 from ratelimit_mw.algorithms.ban import BanQuota
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Penalty, Quota
-from ratelimit_mw.stores.bans import Bans, key_of_ban
-from ratelimit_mw.stores.deny_cache import DenyCache
+from ratelimit_mw.stores.denials import Bans, DenyCache, key_of_ban
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore

@@ -14,7 +14,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.model import NEVER, SECOND, Ask, Quota
 from ratelimit_mw.stores.base import Wrapper
-from ratelimit_mw.stores.deny_cache import DenyCache
+from ratelimit_mw.stores.denials import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
 from ratelimit_mw.stores.redis.topology import slot_of
