@@ -151,7 +151,6 @@ OTHERS = Tokens(digester("another secret", "shop"))
 @pytest.mark.parametrize(
     "mark",
     [
-        pytest.param(None, id="none"),
         pytest.param("", id="empty"),
         pytest.param("x" * 36 + "." + "y" * 36, id="made up"),
         pytest.param(f"{random_id()}.{random_id()}", id="a request in the ticket's place"),
