@@ -31,7 +31,20 @@ HIDDEN = {
     "Switch": {"records"},
     "Tally": {
         *("after_fork", "answered", "at_close", "banned", "cell", "close", "counters", "deferred", "due", "failed"),
-        *("hit", "measured", "near", "passed", "passes", "passes_of", "refused", "reset", "shed", "store", "totals"),
+        *(
+            "hit",
+            "hits_of",
+            "measured",
+            "near",
+            "passed",
+            "passes",
+            "passes_of",
+            "refused",
+            "reset",
+            "shed",
+            "store",
+            "totals",
+        ),
         *("trace", "traced", "tracers", "watch"),
     },
 }
