@@ -52,7 +52,7 @@ class Service:
         """How many requests each endpoint got, by a constant name: the method of gRPC, or the path of HTTP."""
         self.refused: Counter[str] = Counter()
         """How many requests were refused, by reason. The reasons are constants, never what a client sent."""
-        self.errors = dict.fromkeys(ERRORS, 0)
+        self.errors: dict[str, int] = dict.fromkeys(ERRORS, 0)
         """How many calls of ShouldRateLimit the store or the service could not decide."""
         self.shadowed = 0
         """How many calls passed because the switch is at shadow."""

@@ -146,7 +146,7 @@ class Asked:
                 column[at[fits]] = each[places[order[fits]]]
         return found
 
-    def _blocks(self) -> Iterator[tuple[_Block, Ints, Ints]]:
+    def _blocks(self) -> Iterator[tuple[_Block, Ints, npt.NDArray[np.int32]]]:
         """Yield each block, the places of its requests that asked the series, and the counter of each of these.
 
         A place comes several times if the request asked several counters.
