@@ -8,7 +8,6 @@ has its module behind it:
     ├── ValueError
     │   ├── ConfigurationError      public: the rules cannot be used
     │   ├── BadRequest              the body of a request to the service cannot be used (service.checks)
-    │   ├── BodyTooLong             the body of a request to the service is too long (service.api)
     │   ├── UnusableLog             a log is in no known format, too short or too large (foresight.logs.formats)
     │   ├── NotRefundable           hits cannot be given back to a limit (envoy.lists)
     │   ├── WindowTooLong           the times of a log are too far apart for the curve (foresight.what_if.exact)

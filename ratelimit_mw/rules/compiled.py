@@ -308,18 +308,6 @@ BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", NOTHING)),)
 """The plan of a blocked client. Compare it with `is`. It is never sent to a store."""
 
 
-class OverrideCompiler(Protocol):
-    """Compiles overrides that are made at run time."""
-
-    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
-        """Compile a limit for an identity. `limit` is written as in a rule. Raises ValueError if it is invalid."""
-        ...
-
-    def with_number(self, rule: str, place: int, number: int) -> Quota:
-        """Return the quota of a rule as if its limit at an index had another number. Raises ValueError if it can't."""
-        ...
-
-
 def blocks_and_exemptions(overrides: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
     """Return the overrides that apply to all rules: exemptions and blocks."""
     return tuple(override for override in overrides if override.kind != "limit")

@@ -13,8 +13,8 @@ from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import Quota
-from ratelimit_mw.rules.compiled import CompiledRule, Counter, NamedRule, OverrideCompiler
+from ratelimit_mw.model import NEVER, Quota
+from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, NamedRule
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -51,8 +51,16 @@ class InlineLimit(NamedTuple):
     computed: bool = False
 
 
-class RuntimeCompiler(OverrideCompiler, Protocol):
+class RuntimeCompiler(Protocol):
     """Compiles limits that come at run time, by the settings of one rules file."""
+
+    def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
+        """Compile a limit for an identity. `limit` is written as in a rule. Raises ValueError if it is invalid."""
+        ...
+
+    def with_number(self, rule: str, place: int, number: int) -> Quota:
+        """Return the quota of a rule as if its limit at an index had another number. Raises ValueError if it can't."""
+        ...
 
     def inline(self, limit: InlineLimit) -> CompiledRule:
         """Compile an inline limit to a rule on demand. Raises ConfigurationError if it cannot be used."""

@@ -6,6 +6,7 @@ This module is internal: its names may change in any release.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -42,7 +43,7 @@ def http_app(service: Service) -> ASGIApp:
     """Return the app that is served at `--http`."""
     auth = Auth(service)
     api = _Api(service)
-    check, admin = api.guard("check"), api.guard("admin")
+    check, admin = partial(api.guarded, "check"), partial(api.guarded, "admin")
     others = Starlette(
         routes=[
             Route("/v1/check", check(api.check), methods=["POST"]),
@@ -82,32 +83,34 @@ def probes(service: Service) -> list[Route]:
     return [Route("/livez", alive), Route("/readyz", ready)]
 
 
+_TOO_LONG = [f"the body is longer than {MAX_BODY} bytes"], 413, "body_too_long"
+
+
 async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
     Raises:
-        BodyTooLong: It is longer than `MAX_BODY`. Beyond `_MOST_DISCARDED` bytes, the rest of it is not read.
-        TimeoutError: It did not arrive within `BODY_WITHIN` seconds.
+        BadRequest: It is longer than `MAX_BODY`, or did not arrive within `BODY_WITHIN` seconds. Beyond
+            `_MOST_DISCARDED` bytes, the rest of it is not read.
         ClientDisconnect: The client has left.
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) < 20 and int(length) > _MOST_DISCARDED:
-        raise BodyTooLong
+        raise BadRequest(*_TOO_LONG)
     parts, size = bytearray(), 0
-    async with asyncio.timeout(BODY_WITHIN):
-        async for part in request.stream():
-            size += len(part)
-            if size <= MAX_BODY:
-                parts += part
-            elif size > _MOST_DISCARDED:
-                raise BodyTooLong
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            async for part in request.stream():
+                size += len(part)
+                if size <= MAX_BODY:
+                    parts += part
+                elif size > _MOST_DISCARDED:
+                    break
+    except TimeoutError:
+        raise BadRequest(["the body took too long"], 408, "slow_body") from None
     if size > MAX_BODY:
-        raise BodyTooLong
+        raise BadRequest(*_TOO_LONG)
     return bytes(parts)
-
-
-class BodyTooLong(ValueError):
-    """A body is longer than `MAX_BODY`."""
 
 
 class _Api:
@@ -118,32 +121,23 @@ class _Api:
         self._limiter = service.limiter
         self._should_rate_limit = ShouldRateLimit(service)
 
-    def guard(self, right: Right) -> Callable[[Endpoint], Endpoint]:
-        """Return a decorator for endpoints that need this right. It also answers bodies that cannot be read."""
+    def guarded(self, right: Right, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint for callers that have this right. It also answers bodies that cannot be read."""
 
-        def decorate(endpoint: Endpoint) -> Endpoint:
-            async def guarded(request: Request) -> Response:
-                self._service.asked[request.scope["path"]] += 1  # one of the routes
-                if refusal := refused_caller(self._service, request, right):
-                    return refusal
-                try:
-                    return await endpoint(request)
-                except BadRequest as error:
-                    self._service.refuse("bad_request")
-                    return JSONResponse({"problems": error.problems}, 400)
-                except BodyTooLong:
-                    self._service.refuse("body_too_long")
-                    problem = f"the body is longer than {MAX_BODY} bytes"
-                    return JSONResponse({"problems": [problem]}, 413, {"Connection": "close"})
-                except TimeoutError:
-                    self._service.refuse("slow_body")
-                    return JSONResponse({"problems": ["the body took too long"]}, 408, {"Connection": "close"})
-                except ClientDisconnect:
-                    return Response(status_code=400)  # it is not sent
+        async def answer(request: Request) -> Response:
+            self._service.asked[request.scope["path"]] += 1  # one of the routes
+            if refusal := refused_caller(self._service, request, right):
+                return refusal
+            try:
+                return await endpoint(request)
+            except BadRequest as error:
+                self._service.refuse(error.reason)
+                headers = None if error.status == 400 else {"Connection": "close"}
+                return JSONResponse({"problems": error.problems}, error.status, headers)
+            except ClientDisconnect:
+                return Response(status_code=400)  # it is not sent
 
-            return guarded
-
-        return decorate
+        return answer
 
     async def check(self, request: Request) -> Response:
         """`/v1/check`: decide and charge."""

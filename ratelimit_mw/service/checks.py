@@ -34,10 +34,18 @@ _CHECK = (*_RESET, "cost")
 
 
 class BadRequest(ValueError):
-    """A body cannot be used. It is answered with 400."""
+    """A body cannot be used.
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    Args:
+        problems: Every problem found.
+        status: The status of the answer.
+        reason: The name under which the request is counted.
+    """
+
+    def __init__(self, problems: Sequence[str], status: int = 400, reason: str = "bad_request") -> None:
         super().__init__(f"{len(problems)} problems")
+        self.status = status
+        self.reason = reason
         self.problems = list(problems[:_MOST_PROBLEMS])
         if len(problems) > _MOST_PROBLEMS:
             self.problems.append(f"… and {len(problems) - _MOST_PROBLEMS} more problems")
