@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, MutableMapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from secrets import token_hex
@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 from ratelimit_mw.decision.engine import Engine, verdict_without_counters
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Reason, Verdict
+from ratelimit_mw.http.responses import Message, Receive, Send
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.identity.identifier import CONNECTION
 from ratelimit_mw.model import NEVER, SECOND, Charge, Rule
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 CHECK_EVERY = 1.0
 """Seconds between two checks whether the connection is closed, while the app waits."""

@@ -174,13 +174,11 @@ class ReadAgain:
                 logger.info("%s have changed, and are in force", self._what)
 
     def _state(self) -> list[object]:
-        """Return what differs when a file is changed or replaced, also as the target of a symbolic link."""
+        """Return the content of each file, or why it cannot be read."""
         found: list[object] = []
         for path in self._files:
             try:
-                about = path.stat()
-                # A permission changes the time of the change alone, not that of the content.
-                found.append((about.st_ctime_ns, about.st_size, about.st_ino))
+                found.append(path.read_bytes())
             except OSError as error:
                 found.append(error.errno)
         return found
