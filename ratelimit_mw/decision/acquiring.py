@@ -22,28 +22,13 @@ from ratelimit_mw.errors import LimitExceeded
 from ratelimit_mw.identity.request import Arguments
 from ratelimit_mw.model import NEVER, SECOND, Decision
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import Steps, Store, adrive, drive
+from ratelimit_mw.stores.base import Step, Steps, Store, adrive, drive
 
 _POLL = SECOND // 10
 """How often a place in flight is asked for. Its `retry_after` is only a guess."""
 
 _UNAVAILABLE = SECOND
 """How often a store that is unavailable is asked, if its rules deny requests for this time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Decide:
-    """Wait for a decision."""
-
-    engine: Engine
-    plan: Plan
-    rules: Rules
-
-    def result(self) -> Verdict:
-        return self.engine.execute(self.plan, self.rules)
-
-    async def awaited(self) -> Verdict:
-        return await self.engine.aexecute(self.plan, self.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +104,7 @@ def acquisition(
         left = max(deadline - now(), 0)
         if rules.waiting and made.asks and left < math.inf:  # a bucket must not assign a turn after the deadline
             made = Plan(waiting_at_most(made.charges, math.floor(left)))
-        verdict: Verdict = yield _Decide(engine, made, rules)
+        verdict: Verdict = yield Step(engine.execute, engine.aexecute, made, rules)
         at = now()
         left = deadline - at
         if verdict.allowed:

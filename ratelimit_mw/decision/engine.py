@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
@@ -32,7 +32,7 @@ from ratelimit_mw.process_local import lazy
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Steps, Taken, Taker, adrive, drive
+from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Step, Steps, Taken, Taker, adrive, drive
 from ratelimit_mw.tally import DENIED, Passes
 
 _new = object.__new__
@@ -41,17 +41,6 @@ _ADMITTED = itemgetter(0)
 _FREE = Verdict((), None)
 _REFUSED = Verdict((), None, denied="unavailable")
 _BLOCKED = Verdict((), None, denied="blocked")
-
-
-class _Renewal:
-    """Wait until the concurrent places of all requests are renewed."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.result = storage.renew
-
-    async def awaited(self) -> None:
-        """See `Wait`."""
-        await asyncio.to_thread(self.result)
 
 
 class Engine:
@@ -222,7 +211,8 @@ class Engine:
     def _steps(self, plan: Plan, rules: Rules, commit: bool) -> Steps[Verdict]:
         """Carry out a plan that takes more than one step. See `execute`."""
         if rules.holding and self._clock:
-            yield _Renewal(self.storage)  # the renewing thread cannot follow a clock that is moved by hand
+            renew = self.storage.renew  # here, because the renewing thread cannot follow a clock that is moved by hand
+            yield Step(renew, partial(asyncio.to_thread, renew))
         if not plan.asks:
             return self._without_counters(plan, commit)
         started = perf_counter() if self.tally.due() else 0.0

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 from weakref import ref
@@ -39,7 +38,7 @@ from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, WsgiR
 from ratelimit_mw.identity.path_forms import Forms, Routing
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import Steps, adrive, drive
+from ratelimit_mw.stores.base import Step, Steps, adrive, drive
 
 _log = logging.getLogger("ratelimit_mw")
 
@@ -225,7 +224,7 @@ class RateLimitMiddleware:
         rules = self._engine.current()
         asked = self._request_of(request)
         if self._awaits and reads_user(rules):  # reading it may query the database
-            asked.values["user"] = yield _Step(user_of, sync_to_async(user_of), request)
+            asked.values["user"] = yield Step(user_of, sync_to_async(user_of), request)
         around = self._decided_around(request, asked)
         if around is not None:
             response = yield from self._served(request, request.ratelimit)
@@ -235,7 +234,7 @@ class RateLimitMiddleware:
         with self._load(rules, asked) as busy:
             engine = self._engine
             decide = partial(engine.decide_in_turn, rules=rules), partial(engine.adecide, rules=rules)
-            verdict = yield _Step(*decide, asked)
+            verdict = yield Step(*decide, asked)
             request.ratelimit = handle = DjangoHandle(verdict, self._limiter, asked, rules)
             answers = self._answers.of(rules)
             if not verdict.simple:
@@ -254,8 +253,8 @@ class RateLimitMiddleware:
         settlement = self._engine.settlement
         try:
             if self._awaits and delay:
-                yield _Step(time.sleep, asyncio.sleep, delay / SECOND)
-            response = yield _Step(self.get_response, self.get_response, request)
+                yield Step(time.sleep, asyncio.sleep, delay / SECOND)
+            response = yield Step(self.get_response, self.get_response, request)
         except BaseException:
             for account in handle.unsettled:
                 if self._awaits:
@@ -265,9 +264,9 @@ class RateLimitMiddleware:
             raise
         for account in handle.unsettled:
             moves = self._concluded(account, response)
-            yield _Step(partial(settlement.settle, account), partial(settlement.asettle, account), moves)
+            yield Step(partial(settlement.settle, account), partial(settlement.asettle, account), moves)
         for refund in handle.refunds:
-            yield _Step(partial(refund.settle, sync=synchronous), refund.asettle, response)
+            yield Step(partial(refund.settle, sync=synchronous), refund.asettle, response)
         return response
 
     def _request_of(self, request: HttpRequest) -> Environ | Scope:
@@ -312,21 +311,6 @@ class RateLimitMiddleware:
             busy.callback(meter.left, asked)
             meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY, asked)
         return busy
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A call that blocks, and its awaitable twin."""
-
-    blocking: Callable[[Any], Any]
-    awaiting: Callable[[Any], Awaitable[Any]]
-    argument: Any
-
-    def result(self) -> Any:
-        return self.blocking(self.argument)
-
-    async def awaited(self) -> Any:
-        return await self.awaiting(self.argument)
 
 
 def _at_close(response: Any, then: Callable[[], None]) -> None:

@@ -211,6 +211,25 @@ class Wait(Protocol):
         """The awaitable twin of `result`."""
 
 
+class Step:
+    """A call that blocks, and its awaitable twin, with the same arguments. It is a `Wait`."""
+
+    __slots__ = ("_arguments", "_awaiting", "_blocking")
+
+    def __init__(
+        self, blocking: Callable[..., object], awaiting: Callable[..., Awaitable[object]], *arguments: object
+    ) -> None:
+        self._blocking, self._awaiting, self._arguments = blocking, awaiting, arguments
+
+    def result(self) -> object:
+        """See `Wait`."""
+        return self._blocking(*self._arguments)
+
+    async def awaited(self) -> object:
+        """See `Wait`."""
+        return await self._awaiting(*self._arguments)
+
+
 Steps = Generator[StoreRequest | Wait, Any, T]
 """A generator that makes several calls. It yields requests for the store beneath and is sent their replies.
 
