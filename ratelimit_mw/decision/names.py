@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from weakref import ref
 
-from ratelimit_mw.errors import ConfigurationError, Problem, quoted
+from ratelimit_mw.errors import ConfigurationError, Problem, collecting, quoted
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.domains import Rules, declare, rule_names, unknown_domain, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
@@ -77,9 +77,7 @@ class UsedNames:
             if not rules.attributes.known(name)
         ]
         for limit in tuple(self.inline.values()) if rules.source is None else ():
-            try:
+            with collecting(problems):
                 declare(rules, limit)
-            except ConfigurationError as error:
-                problems += error.problems
         if problems:
             raise ConfigurationError(problems)

@@ -13,7 +13,7 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.errors import ConfigurationError, Problem, collecting
 from ratelimit_mw.http.views import rules_of_throttles, rules_of_view
 from ratelimit_mw.rules.domains import declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
@@ -137,10 +137,8 @@ def _check(app_configs: object, **_options: object) -> list[checks.CheckMessage]
     unknown = sorted(rule for rule in found if isinstance(rule, str) and rule not in known and rules.asking is None)
     problems += [unknown_rule(name, known) for name in unknown]
     for limit in sorted(rule for rule in found if isinstance(rule, InlineLimit)):
-        try:
+        with collecting(problems):
             declare(rules, limit)
-        except ConfigurationError as error:
-            problems += error.problems
     return [checks.Error(str(problem), id="ratelimit_mw.E003") for problem in problems]
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.names import UsedNames
-from ratelimit_mw.errors import ConfigurationError, Problem
+from ratelimit_mw.errors import ConfigurationError, Problem, collecting
 from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, LimitInCode, Placed, name_of_view, wrapped_by
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import Rules, require_named
@@ -139,19 +139,17 @@ def _require(names: UsedNames, found: tuple[Found, ...], rules: Rules) -> None:
 def _require_limits(names: UsedNames, found: Iterable[Found], rules: Rules) -> None:
     """Compile the inline limits. Two views must not have one limit, unless it is shared."""
     owners: dict[InlineLimit, object] = {}
-    problems: dict[Problem, None] = {}
+    problems: list[Problem] = []
     for owner, limit, _ in found:
         if isinstance(limit, str):
             continue
         if owners.setdefault(limit, owner) != owner and not limit.shared:
-            problems[two_limits(limit, limit)] = None
+            problems.append(two_limits(limit, limit))
             continue
-        try:
+        with collecting(problems):
             names.name_of(rules, limit)
-        except ConfigurationError as error:
-            problems |= dict.fromkeys(error.problems)
     if problems:
-        raise ConfigurationError(list(problems))
+        raise ConfigurationError(list(dict.fromkeys(problems)))
 
 
 def routes_below(app: Any, middleware: type, each: Callable[[Iterable[Any]], Iterable[Any]] = iter) -> Iterator[Any]:
