@@ -18,11 +18,12 @@ from itertools import chain
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import CounterError, PermanentFault, StoreUnavailable, extra
 from ratelimit_mw.model import Ask, Decision, Reply, ServiceReply
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, LOOK, Store, StoreRequest
 from ratelimit_mw.stores.redis.codec import Command, Conversation
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection, StreamingConnection
 from ratelimit_mw.stores.redis.endpoint import Endpoint
@@ -260,8 +261,9 @@ class ServiceStore(Server):
     remote = False  # no deny cache, leases and shards: the counters are the service's
 
     def __init__(self, url: str, trial: str, *, timeout: float = 0.1) -> None:
-        self._address = _Address(url, trial, max(HANDSHAKE_TIMEOUT, timeout))
-        super().__init__(self._address, self._address.name, timeout=timeout)
+        self._trial = trial
+        address = _Address(url, trial, max(HANDSHAKE_TIMEOUT, timeout))
+        super().__init__(address, address.name, timeout=timeout)
 
     def ask(self, request: StoreRequest, timeout: float | None = None) -> Reply:
         """See `Store`. Raises RuntimeError for all that is no decision."""
@@ -280,8 +282,8 @@ class ServiceStore(Server):
     def _converse(self, requests: Sequence[StoreRequest]) -> Conversation:
         return _converse(requests)
 
-    def _decide_apart(self, domain: str) -> None:  # noqa: ARG002  the question has it
-        self._address.connect().close()
+    def _decide_apart(self, domain: str) -> float:  # noqa: ARG002  the question has it
+        return self._decide_alone(([Ask(self._trial, NOTHING)], LOOK))
 
 
 def _require_deciding(request: StoreRequest) -> None:

@@ -138,3 +138,25 @@ def test_a_thread_that_the_app_holds_up_does_not_make_the_store_silent(proxy, ca
     eventually(lambda: attempt(store))
     store.close()
     assert [line for line in lines(caplog) if "is away" in line] == []
+
+
+def test_a_probe_whose_answer_is_read_late_does_not_bring_the_store_back(proxy):
+    """This process is held up, so it does not know whether the answer came in time."""
+
+    def after_probes(number):
+        before = proxy.connections
+        eventually(lambda: proxy.connections >= before + number)
+
+    clock = HeldUp(0)
+    store = RedisStore(proxy.url, timeout=TIMEOUT, clock=clock)
+    eventually(lambda: attempt(store))
+    proxy.black_hole()
+    eventually(lambda: attempt(store) is None and store.away)
+    clock.seconds = 2 * TIMEOUT
+    after_probes(3)
+    proxy.heal()
+    after_probes(6)
+    assert store.away
+    clock.seconds = 0.0
+    eventually(lambda: attempt(store))
+    store.close()

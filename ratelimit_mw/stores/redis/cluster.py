@@ -13,6 +13,7 @@ from ratelimit_mw.errors import Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Outcome, Reply
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Intent, Store, StoreRequest
+from ratelimit_mw.stores.breaker import probe_ask
 from ratelimit_mw.stores.redis.codec import Conversation
 from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Address, Blocking, Direct, Spread
@@ -33,14 +34,15 @@ class ClusterNode(Server):
     def _converse(self, requests: Sequence[StoreRequest]) -> Conversation:
         return converse_by_slot(requests, self._clock.now() if self._clock else None, self._scripts)
 
-    def _probe(self, domain: str) -> None:
-        self._decide_and_explain(domain)  # without new connections, because the node may have gone for ever
+    def _reconnect(self) -> None:
+        """Make no new connections, because the node may have gone for ever."""
 
-    def _decide_apart(self, domain: str) -> None:
+    def _decide_apart(self, domain: str) -> float:
         self._topology.refresh()
         tag = self._topology.tag_at(self.address)
-        if tag is not None:
-            self._decide_alone(f"{domain}:probe:{tag}", slot_of(tag))
+        if tag is None:
+            return 0.0
+        return self._decide_alone(([probe_ask(f"{domain}:probe:{tag}")], Intent(slot=slot_of(tag))))
 
 
 Result = Reply | StoreUnavailable

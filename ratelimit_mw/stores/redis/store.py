@@ -15,12 +15,14 @@ from ratelimit_mw.errors import CounterError, Late, NoAnswer, PermanentFault, St
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import DECIDE, Denied, Intent, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Denied, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
 from ratelimit_mw.stores.redis.codec import Conversation, away, converse
 from ratelimit_mw.stores.redis.connection import (
     FIRST_CONNECTION,
+    GRACE,
     HANDSHAKE_TIMEOUT,
+    NO_ANSWER,
     BlockingConnection,
     StreamingConnection,
 )
@@ -222,22 +224,26 @@ class Server(Store):
         return silent(time.monotonic(), answered_at, self._timeout)
 
     def _probe(self, domain: str) -> None:
-        """Raise StoreUnavailable while the server is unavailable. Otherwise make the connections that requests use."""
-        self._decide_and_explain(domain)
+        """Raise StoreUnavailable while the server is unavailable. Otherwise make the connections that requests use.
+
+        An answer that is read late, because this process was held up, may have come late: the server may be too slow.
+        """
+        if self._decide_and_explain(domain) > self._timeout + GRACE:
+            raise NoAnswer(NO_ANSWER)
         self._reconnect()
 
-    def _decide_and_explain(self, domain: str) -> None:
-        """Decide on separate connections. StoreUnavailable says if the URL is for the wrong kind of port."""
+    def _decide_and_explain(self, domain: str) -> float:
+        """See `_decide_apart`. StoreUnavailable says if the URL is for the wrong kind of port."""
         try:
-            self._decide_apart(domain)
+            return self._decide_apart(domain)
         except PermanentFault:
             raise
         except StoreUnavailable as error:
             raise self._endpoint.explained(error) from error
 
-    def _decide_apart(self, domain: str) -> None:
-        """Make the decisions that show that the server is available."""
-        self._decide_alone(f"{domain}:probe:{{{os.getpid()}}}")
+    def _decide_apart(self, domain: str) -> float:
+        """Make the decision that shows that the server is available. Return the seconds that it took."""
+        return self._decide_alone(([probe_ask(f"{domain}:probe:{{{os.getpid()}}}")], DECIDE))
 
     def _reconnect(self) -> None:
         """Connect threads and loops again, so that the first requests after the return need not wait for that.
@@ -256,17 +262,21 @@ class Server(Store):
         for done in waits:
             done.wait(max(until - time.monotonic(), 0))
 
-    def _decide_alone(self, key: str, slot: int = 0) -> None:
-        """Make one decision on a separate connection. A PING is not enough, because the server may refuse to write."""
+    def _decide_alone(self, request: StoreRequest) -> float:
+        """Make one decision on a separate connection, and return the seconds from the question to the answer.
+
+        A PING is not enough, because the server may refuse to write.
+        """
         connection = self._endpoint.connect()
+        began = time.monotonic()
         try:
-            deadline = time.monotonic() + self._timeout
-            request: StoreRequest = [probe_ask(key)], Intent(slot=slot)
-            reply = connection.carry(self._converse([request]), deadline)[0]
+            reply = connection.carry(self._converse([request]), began + self._timeout)[0]
+            took = time.monotonic() - began
         finally:
             connection.close()
         if isinstance(reply, StoreUnavailable):
             raise reply
+        return took
 
 
 class RedisStore(Server):
