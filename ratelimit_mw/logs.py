@@ -1,4 +1,4 @@
-"""How many lines are logged, and the name of the logger in front of lines that no handler formats.
+"""Which lines are logged, and the name of the logger in front of lines that no handler formats.
 
 Servers such as uvicorn and gunicorn configure their own loggers only. Python then prints the warnings of all other
 loggers to stderr, without their name (`logging.lastResort`). A reader could not tell that such a line is about rate
@@ -10,6 +10,8 @@ release.
 """
 
 import logging
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
@@ -64,6 +66,29 @@ class LineLimit:
         """Allow the next lines as if there were none before."""
         with self._counting:
             self._counts.clear()
+
+
+class Once:
+    """Logs each message once. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, Hashable]] = set()
+
+    def __call__(
+        self, log: Callable[..., None], message: str, *arguments: object, about: Hashable = None, **options: Any
+    ) -> None:
+        """Log a message, unless that was done before.
+
+        Args:
+            log: The method of a logger, such as its `warning`.
+            message: The message, with a place for each of the arguments.
+            arguments: The arguments.
+            about: The message is logged once for each of these.
+            options: Further arguments of `log`.
+        """
+        if (message, about) not in self._logged:
+            self._logged.add((message, about))
+            log(message, *arguments, stacklevel=2, **options)
 
 
 def name_lines(record: logging.LogRecord) -> bool:

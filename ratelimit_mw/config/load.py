@@ -45,6 +45,7 @@ from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import choices_of
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.asking import MOST_TOLD, AskingRules
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
@@ -167,7 +168,7 @@ def load_rules(config: Config, *, environ: Mapping[str, str] = os.environ) -> Ru
     Raises:
         ConfigurationError: The configuration has errors. It carries every problem found, in the order of the file.
     """
-    return _rules_or_raise(examine(config, environ=environ))
+    return _rules_or_raise(examine(config, environ=environ), Once())
 
 
 def load_documents(
@@ -175,10 +176,11 @@ def load_documents(
     *,
     environ: Mapping[str, str] = os.environ,
     frame: Document | None = None,
-    logged: set[str] | None = None,
+    once: Once | None = None,
 ) -> Rules:
     """Return the compiled rules of documents that have been read already. See `load_rules` and `compose`."""
-    return _rules_or_raise(compose(documents, environ, frame=frame, logged=logged), logged)
+    once = once or Once()
+    return _rules_or_raise(compose(documents, environ, frame=frame, once=once), once)
 
 
 def examine(config: Config, *, environ: Mapping[str, str] = os.environ) -> Examined:
@@ -190,20 +192,12 @@ def examine(config: Config, *, environ: Mapping[str, str] = os.environ) -> Exami
     return compose(documents, environ)
 
 
-def _rules_or_raise(examined: Examined, logged: set[str] | None = None) -> Rules:
+def _rules_or_raise(examined: Examined, once: Once) -> Rules:
     if examined.rules is None:
         raise ConfigurationError(examined.problems)
-    _log(examined.warnings, logged)
+    for warning in examined.warnings:
+        once(logger.warning, "%s", warning, about=warning.message)
     return examined.rules
-
-
-def _log(warnings: Sequence[Problem], logged: set[str] | None) -> None:
-    """Log the warnings that were not logged before."""
-    for warning in warnings:
-        if logged is None or warning.message not in logged:
-            logger.warning("%s", warning)
-            if logged is not None:
-                logged.add(warning.message)
 
 
 class _Part:
@@ -235,7 +229,7 @@ def compose(
     environ: Mapping[str, str],
     *,
     frame: Document | None = None,
-    logged: set[str] | None = None,
+    once: Once | None = None,
 ) -> Examined:
     """Return the rules of `documents`, with every problem and every warning.
 
@@ -244,7 +238,7 @@ def compose(
         environ: The environment that `${NAME}` is read from.
         frame: The document whose `rules: {source: …}` refers to `documents`. Its shared sections (storage, client,
             response …) apply to them.
-        logged: The messages that were logged before, and are not logged again.
+        once: Logs warnings while the rules are in force.
     """
     parts = [_Part(document, environ) for document in documents]
     around = _Part(frame, environ) if frame else None
@@ -254,7 +248,7 @@ def compose(
         _compare_domains(parts, around)
         _compare_attributes(parts)
         _refuse_sources(parts, alone=len(everything) == 1)
-        compiled = [_compile(part.file, part.problems, source=part.source, logged=logged) for part in parts]
+        compiled = [_compile(part.file, part.problems, source=part.source, once=once) for part in parts]
         if not any(part.problems for part in everything):
             rules = Rules(compiled)
             warnings = [*_unused_shedding(everything, rules), *(found for made in compiled for found in made.warnings)]
@@ -313,18 +307,18 @@ def _refuse_sources(parts: Sequence[_Part], *, alone: bool) -> None:
             part.add_problem("rules", "'source' is only allowed if the configuration is a single file or mapping")
 
 
-def _compile(file: Values, problems: Problems, *, source: str | None = None, logged: set[str] | None = None) -> RuleSet:
+def _compile(file: Values, problems: Problems, *, source: str | None = None, once: Once | None = None) -> RuleSet:
     """Return the rule set of a file.
 
     Args:
         file: The values of the file.
         problems: Receives the errors. If there is one, the result must not be used.
         source: The URL of the rules database, if the rules are not in the file itself.
-        logged: The messages that were logged before, and are not logged again.
+        once: Logs warnings while the rules are in force.
     """
     domain = file[DOMAIN]
     client = replace(file[CLIENT], domain=domain, attributes=file[ATTRIBUTES])
-    attributes = Attributes(client, logged)
+    attributes = Attributes(client, once)
     warnings, without_user = Problems(), Problems()
     rules: Sequence[Values] = file[RULES]
     validate_names(rules, problems)

@@ -8,7 +8,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -31,44 +30,21 @@ _UNAVAILABLE = SECOND
 """How often a store that is unavailable is asked, if its rules deny requests for this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    """Wait for a number of microseconds. A `ManualClock` is moved instead."""
-
-    microseconds: float
-    clock: ManualClock | None
-    until: float
-
-    def result(self) -> None:
-        if self.clock is None:
-            time.sleep(self.microseconds / SECOND)
-        else:
-            self._move(self.clock)
-
-    async def awaited(self) -> None:
-        await asyncio.sleep(self.microseconds / SECOND if self.clock is None else 0)
-        if self.clock is not None:
-            self._move(self.clock)
-
-    def _move(self, clock: ManualClock) -> None:
-        if clock.now() < self.until:  # several may wait for the same time
-            clock.advance((self.until - clock.now()) / SECOND)
+def _pause(until: float, wait: float, clock: ManualClock | None) -> Step:
+    """Return the step that waits for a number of microseconds. A `ManualClock` is moved to `until` instead."""
+    if clock is None:
+        return Step(time.sleep, asyncio.sleep, wait / SECOND)
+    return Step(_move, _amove, clock, until)
 
 
-@dataclass(frozen=True, slots=True)
-class _Leave:
-    """Return the concurrent places of a request that waits no longer, because its task was cancelled."""
+def _move(clock: ManualClock, until: float) -> None:
+    if clock.now() < until:  # several may wait for the same time
+        clock.advance((until - clock.now()) / SECOND)
 
-    engine: Engine
-    account: Account
 
-    def result(self) -> None:
-        self.engine.settlement.settle(self.account, self.account.end())
-
-    async def awaited(self) -> None:
-        moves = self.account.end()
-        if moves:
-            self.engine.settlement.settle_soon(self.account, moves)
+async def _amove(clock: ManualClock, until: float) -> None:
+    await asyncio.sleep(0)
+    _move(clock, until)
 
 
 def checked_timeout(timeout: float) -> float:
@@ -111,18 +87,18 @@ def acquisition(
             if verdict.delay:
                 account = engine.settlement.account(verdict)  # keeps the concurrent places while the request waits
                 try:
-                    yield _Pause(verdict.delay, moved, at + verdict.delay)
+                    yield _pause(at + verdict.delay, verdict.delay, moved)
                 except GeneratorExit:  # nothing can be awaited
                     raise
-                except BaseException:
-                    yield _Leave(engine, account)
+                except BaseException:  # the task was cancelled, for example: the request needs its places no longer
+                    yield Step(engine.settlement.settle, engine.settlement.asettle_anyway, account, account.end())
                     raise
             return verdict, rules
         wait = _wait(verdict)
         if left <= 0 or wait == math.inf or (wait > left and _certain(verdict)):
             return verdict, rules
         wait = min(wait, left)
-        yield _Pause(wait, moved, at + wait)
+        yield _pause(at + wait, wait, moved)
 
 
 def _wait(verdict: Verdict) -> float:
@@ -183,9 +159,7 @@ class LimitedBlock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         account = self._running.pop()
-        moves = account.end()
-        if moves:  # in a task of its own, so that the place is returned even if this task is cancelled
-            await asyncio.shield(self._engine.settlement.settle_soon(account, moves))
+        await self._engine.settlement.asettle_anyway(account, account.end())
 
     def _begun(self, verdict: Verdict, rules: Rules) -> Decision:
         if not verdict.simple:

@@ -11,7 +11,7 @@ from ratelimit_mw.clock import Clock, clock_to_move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import METHODS, Arguments, Request
 from ratelimit_mw.identity.sources import described
-from ratelimit_mw.logs import LineLimit
+from ratelimit_mw.logs import LineLimit, Once
 from ratelimit_mw.model import NEVER, SECOND, Rule
 from ratelimit_mw.rules.domains import Rules
 
@@ -36,7 +36,7 @@ class DenialLog:
 
     def __init__(self, clock: Clock | None) -> None:
         self._now: Callable[[], int] = _monotonic if clock is None else clock.now
-        self._failed = False
+        self._once = Once()
         self.lines = LineLimit()
         """How many records there may be, by the label of a rule, or by a reason without a rule."""
 
@@ -91,9 +91,7 @@ class DenialLog:
                 extra=dict(zip(DENIAL_FIELDS, values, strict=True)),
             )
         except Exception as error:  # noqa: BLE001 - a handler of the app may raise anything
-            if not self._failed:
-                self._failed = True
-                _log.error("a handler of the denials failed: %s (logged once)", described(error))
+            self._once(_log.error, "a handler of the denials failed: %s (logged once)", described(error))
 
 
 def shown_client(key: str, rule: Rule, rules: Rules) -> str | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import Charge
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.settings import Band, LoadSettings
@@ -253,7 +254,7 @@ class Meter:
         self._capacity = settings.capacity or ASGI_CAPACITY
         self._lag = self._queued = 0.0
         self._due: float | None = None
-        self._failed = False
+        self._once = Once()
         reset_after_fork(self)
 
     def after_fork(self) -> None:
@@ -356,9 +357,7 @@ class Meter:
         return load
 
     def _complain(self, what: str) -> None:
-        if not self._failed:
-            self._failed = True
-            _log.warning("load: %s: %s (logged once)", self.settings.name, what)
+        self._once(_log.warning, "load: %s: %s (logged once)", self.settings.name, what)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         now = self.clock()

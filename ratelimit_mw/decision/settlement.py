@@ -233,6 +233,11 @@ class Settlement:
         """The awaitable twin of `settle`."""
         await adrive(account.store, _carried_out(account, moves))
 
+    async def asettle_anyway(self, account: Account, moves: Sequence[Move]) -> None:
+        """Do what `asettle` does, even if this task is cancelled."""
+        if moves:
+            await asyncio.shield(self.settle_soon(account, moves))
+
     def settle_soon(self, account: Account, moves: Sequence[Move]) -> "asyncio.Task[None]":
         """Carry out the moves in a separate task, which continues if the request's task is cancelled."""
         task = asyncio.ensure_future(self.asettle(account, moves))

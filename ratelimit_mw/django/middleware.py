@@ -36,6 +36,7 @@ from ratelimit_mw.http.setup import refuse_awaited
 from ratelimit_mw.identity.app_routes import of_django
 from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import Step, Steps, adrive, drive
@@ -45,15 +46,27 @@ _log = logging.getLogger("ratelimit_mw")
 _NO_STORE: Any = None  # no step asks a store by itself
 
 
-class Environ(WsgiRequest):
-    """A Django request under WSGI. Its user is looked up when a rule needs it."""
+class Visit(Request):
+    """A Django request. Its user is looked up when a rule needs it."""
 
-    __slots__ = ("_visit",)
+    __slots__ = ()
+    path: str
+    forms: Forms | None
+    _visit: "ref[Any]"
+    """Django's object, which refers to the handle, which refers to this request."""
 
-    def __init__(self, visit: Any) -> None:
-        super().__init__(visit.environ)
-        self._visit = ref(visit)  # it refers to the handle, which refers to this request
-        _read_changes(self, visit)
+    def _read_changes(self, visit: Any) -> None:
+        """Read the method and the path as Django routes them, because an earlier middleware may have changed both.
+
+        In `self.path`, all bytes that are not UTF-8 are the same character. Django keeps them distinct.
+        """
+        self.method = (visit.method or "GET").upper()
+        path = visit.path_info or "/"
+        if path != self.path:
+            every, _ = self.forms or Forms((self.path,), ())
+            ordered = (*every, path) if "\N{REPLACEMENT CHARACTER}" in self.path else (path, *every)
+            self.path = path
+            self.forms = Forms(tuple(dict.fromkeys(ordered)), (path,))
 
     @property
     def user(self) -> str | None:
@@ -62,44 +75,30 @@ class Environ(WsgiRequest):
 
     def app_route(self) -> str | None:
         """The template of the view's URL pattern."""
-        return _route_of(self)
+        return of_django(self.path, getattr(self._visit(), "urlconf", None))
 
 
-class Scope(AsgiRequest):
-    """A Django request under ASGI; see `Environ`."""
+class Environ(Visit, WsgiRequest):
+    """A Django request under WSGI."""
 
     __slots__ = ("_visit",)
 
     def __init__(self, visit: Any) -> None:
-        super().__init__(visit.scope, routing=Routing(visit.script_name or ""))  # FORCE_SCRIPT_NAME or `root_path`
-        self._visit = ref(visit)  # it refers to the handle, which refers to this request
-        _read_changes(self, visit)
-
-    @property
-    def user(self) -> str | None:
-        """See `Environ.user`."""
-        return user_of(self._visit())
-
-    def app_route(self) -> str | None:
-        """See `Environ.app_route`."""
-        return _route_of(self)
+        WsgiRequest.__init__(self, visit.environ)
+        self._visit = ref(visit)
+        self._read_changes(visit)
 
 
-def _route_of(request: Environ | Scope) -> str:
-    return of_django(request.path, getattr(request._visit(), "urlconf", None))  # noqa: SLF001 - one of our own
+class Scope(Visit, AsgiRequest):
+    """A Django request under ASGI."""
 
+    __slots__ = ("_visit",)
 
-def _read_changes(request: Environ | Scope, visit: Any) -> None:
-    """Read the method and the path as Django routes them, because an earlier middleware may have changed both.
-
-    In `request.path`, all bytes that are not UTF-8 are the same character. Django keeps them distinct.
-    """
-    request.method = (visit.method or "GET").upper()
-    path = visit.path_info or "/"
-    if path != request.path:
-        every, _ = request.forms or Forms((request.path,), ())
-        ordered = (*every, path) if "\N{REPLACEMENT CHARACTER}" in request.path else (path, *every)
-        request.path, request.forms = path, Forms(tuple(dict.fromkeys(ordered)), (path,))
+    def __init__(self, visit: Any) -> None:
+        routing = Routing(visit.script_name or "")  # FORCE_SCRIPT_NAME or `root_path`
+        AsgiRequest.__init__(self, visit.scope, routing=routing)
+        self._visit = ref(visit)
+        self._read_changes(visit)
 
 
 def user_of(visit: Any) -> str | None:

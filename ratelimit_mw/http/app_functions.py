@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.identity.sources import described
+from ratelimit_mw.logs import Once
 from ratelimit_mw.rules.inline import text_of_key
 
 _log = logging.getLogger("ratelimit_mw")
@@ -61,7 +62,7 @@ class AppFunction:
     def __init__(self, function: Callable[[Any], Any], purpose: Purpose) -> None:
         self.function = function
         self._purpose = purpose
-        self._logged = False
+        self._once = Once()
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -89,8 +90,6 @@ class AppFunction:
             return self._failed(described(error))
 
     def _failed(self, reason: str) -> Any:
-        if not self._logged:
-            self._logged = True
-            message = "the %s of a limit %s: %s (logged once)"
-            _log.warning(message, self._purpose.name, self._purpose.consequence, reason)
+        message = "the %s of a limit %s: %s (logged once)"
+        self._once(_log.warning, message, self._purpose.name, self._purpose.consequence, reason)
         return self._purpose.default

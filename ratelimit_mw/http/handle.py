@@ -315,9 +315,8 @@ class AsyncHandle(RequestHandle):
 
     async def release(self) -> None:
         """Internal. Release the concurrent places of the request, because its response has ended."""
-        settlement = self._limiter.engine.settlement
-        for account in self.unsettled:  # in tasks of their own, so that this is done even if this task is cancelled
-            await asyncio.shield(settlement.settle_soon(account, account.end()))
+        for account in self.unsettled:
+            await self._limiter.engine.settlement.asettle_anyway(account, account.end())
 
     def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
         """Internal. Send a message of the app, with the rate-limit headers if it starts the response.

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from ratelimit_mw.config.kinds import TOKEN
 from ratelimit_mw.identity.sources import described
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import Decision
 from ratelimit_mw.settings import HandlerSettings
 
@@ -47,7 +48,7 @@ class DenialHandler(Generic[_Text]):
         self._function, self._called = settings
         self._name = name
         self._value = value
-        self._logged = False
+        self._once = Once()
 
     def answer(
         self, context: Any, decision: Decision, configured: tuple[int, list[tuple[_Text, _Text]], bytes]
@@ -91,13 +92,8 @@ class DenialHandler(Generic[_Text]):
         return status, [*kept, *((self._name(name), self._value(value)) for name, value in own)], body
 
     def _report(self, problem: str) -> None:
-        if not self._logged:
-            self._logged = True
-            _log.error(
-                "response.handler %s: %s; the configured response is sent (logged once)",
-                self._called,
-                problem,
-            )
+        message = "response.handler %s: %s; the configured response is sent (logged once)"
+        self._once(_log.error, message, self._called, problem)
 
 
 def _status(status: object) -> int:

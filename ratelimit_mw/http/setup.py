@@ -11,6 +11,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import Once
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.stores import Store
@@ -55,13 +56,11 @@ def refuse_awaited(rules: Rules) -> None:
 
 def _warning_of_missing_users() -> Callable[[Rules], None]:
     """A check that warns of rules by user without a source for the user. Django's middleware needs no source."""
-    logged: set[str] = set()
+    once = Once()
 
     def warn(rules: Rules) -> None:
         for problem in (problem for part in rules.parts for problem in part.without_user):
-            if problem.message not in logged:
-                logged.add(problem.message)
-                _log.warning("%s", problem)
+            once(_log.warning, "%s", problem, about=problem.message)
 
     return warn
 

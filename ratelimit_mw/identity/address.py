@@ -15,6 +15,7 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import Once
 from ratelimit_mw.settings import ClientSettings
 
 T = TypeVar("T")
@@ -160,13 +161,13 @@ class ClientAddress:
 
     Args:
         settings: the checked settings of the section `client`.
-        logged: the names of the warnings that were logged already.
+        once: logs the warnings.
     """
 
-    __slots__ = ("_hops", "_ipv6_prefix", "_logged", "_networks", "_reports", "header")
+    __slots__ = ("_hops", "_ipv6_prefix", "_networks", "_once", "_reports", "header")
 
-    def __init__(self, settings: ClientSettings, logged: set[str] | None = None) -> None:
-        self._logged: set[str] = set() if logged is None else logged
+    def __init__(self, settings: ClientSettings, once: Once) -> None:
+        self._once = once
         self._ipv6_prefix = settings.ipv6_prefix
         self._hops = settings.trusted_hops
         self._networks: Networks[bool] = Networks()
@@ -243,23 +244,12 @@ class ClientAddress:
 
     def report_unknown(self, peer: str | None) -> None:
         """Log once that a request has no client address. `peer` is the peer's address as the server wrote it."""
-        if "address" in self._logged:
-            return
-        self._logged.add("address")
-        shared = "all such requests share one counter (logged once)"
-        if not peer:  # some servers write an empty text
-            _log.warning(
-                "a request has no client address; %s. Behind a proxy on a unix socket, set client.trusted_hops to the "
-                "number of proxies. In a test, give the client an address",
-                shared,
-            )
-        else:
-            _log.warning(
-                # The text itself is not logged: what stands in place of an address may be a secret.
-                "the server gave a client's address that is not an IP address; %s. In a test with "
-                'Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))',
-                shared,
-            )
+        what = "a request has no client address"
+        mend = "Behind a proxy on a unix socket, set client.trusted_hops to 1 or more. In a test, give the client one"
+        if peer:  # some servers write an empty text; it is not logged, because it may be a secret by mistake
+            what = "the server gave a client's address that is not an IP address"
+            mend = 'In a test with Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))'
+        self._once(_log.warning, "%s; all such requests share one counter (logged once). %s", what, mend)
 
 
 # Each of these functions yields the addresses that one kind of header reports, nearest hop first.

@@ -14,6 +14,7 @@ from ratelimit_mw.identity.credentials import is_session, reduced
 from ratelimit_mw.identity.fields import Values, host_name
 from ratelimit_mw.identity.path_forms import cleaned, is_clean
 from ratelimit_mw.identity.request import Arguments, EntriesRequest, MappingRequest, Request
+from ratelimit_mw.logs import Once
 from ratelimit_mw.settings import ClientSettings
 
 _MAX_CACHED_LENGTH = 256  # characters; longer texts are not cached, so that clients cannot fill the memory
@@ -53,6 +54,12 @@ FIRST_REQUESTS = 100
 _BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
 _PREFIXES = ("header", "cookie", "query", "path")
 _RAW_PREFIXES = ("header:", "cookie:", "query:")
+
+
+_SESSION = (
+    "the attribute %s is a signed session cookie, which changes while its user stays: each new cookie has counters of "
+    "its own. Count by the user in it: scope:session.user, or a python: function that reads the session (logged once)"
+)
 
 
 def canonical_name(name: str) -> str:
@@ -96,18 +103,17 @@ class Attributes:
 
     Args:
         client: the checked settings of the section `client`.
-        logged: the names of the warnings that were logged already. Pass one set to several objects, and each warning
-            is logged once for all of them.
+        once: logs the warnings. Pass one to several objects, and each warning is logged once for all of them.
 
     Raises:
         ValueError: a source cannot be compiled or imported.
     """
 
-    def __init__(self, client: ClientSettings, logged: set[str] | None = None) -> None:
+    def __init__(self, client: ClientSettings, once: Once | None = None) -> None:
         self._client = client
         self._sources = _compiled(client)
         self._readers: dict[str, Reader] = {}
-        self._logged: set[str] = set() if logged is None else logged
+        self._once = once or Once()
         self.used: Collection[str] = self._readers.keys()
         """The names of the attributes that a rule uses."""
         self.custom = frozenset(name for name in self._sources if name not in _BUILT_IN)
@@ -118,7 +124,7 @@ class Attributes:
         self.accepts_all = False
         """Whether `request_from` ignores unknown names, because the rules are still to be read from their source."""
         self._known_names = lru_cache(maxsize=1024)(self._known_name)
-        self.client_address = ClientAddress(client, self._logged)
+        self.client_address = ClientAddress(client, self._once)
         """Reads the attribute `ip`."""
         self.digest = digester(client.secret, client.domain)
         """Hashes values that must not be readable in a counter's key. See `digester`."""
@@ -253,9 +259,9 @@ class Attributes:
 
     def warn_without_secret(self) -> None:
         """Log once that the hashes are keyed with the domain alone. Call it for each secret attribute."""
-        if not self._client.secret and "secret" not in self._logged:
-            self._logged.add("secret")
-            logger.warning(
+        if not self._client.secret:
+            self._once(
+                logger.warning,
                 "client.secret is empty: the hashes of users, tokens and cookies in counters' keys are keyed with the "
                 "domain %r alone, so anyone who can read the store can test guesses; set client.secret to the same "
                 "value in every process",
@@ -265,16 +271,15 @@ class Attributes:
 
     def warn_without_counter(self, by: tuple[str, ...]) -> None:
         """Log that the rules with this `by` had no counter for any of the first requests that they matched."""
-        entries = ", ".join(by)
-        if entries not in self._logged:
-            self._logged.add(entries)
-            logger.warning(
-                "the rules by %s had nothing to count by in the first %d requests that they matched, so they did not "
-                "apply: count by %s|ip to count such requests by address (logged once)",
-                entries,
-                FIRST_REQUESTS,
-                by[0],
-            )
+        self._once(
+            logger.warning,
+            "the rules by %s had nothing to count by in the first %d requests that they matched, so they did not "
+            "apply: count by %s|ip to count such requests by address (logged once)",
+            ", ".join(by),
+            FIRST_REQUESTS,
+            by[0],
+            about=by,
+        )
 
     def _make_reader(self, name: str) -> Reader:
         if name == "ip":
@@ -315,14 +320,13 @@ class Attributes:
         return reader
 
     def _warn_of_absent_users(self) -> None:
-        if "no user" not in self._logged:
-            self._logged.add("no user")
-            logger.warning(
-                "a rule reads the user, but none of the first %d such requests had one (client.user is %s): by: user "
-                "leaves them out, and user|ip counts them by address (logged once)",
-                FIRST_REQUESTS,
-                self._client.user or "not set",
-            )
+        self._once(
+            logger.warning,
+            "a rule reads the user, but none of the first %d such requests had one (client.user is %s): by: user "
+            "leaves them out, and user|ip counts them by address (logged once)",
+            FIRST_REQUESTS,
+            self._client.user or "not set",
+        )
 
     def _digest_of(self, name: str) -> Callable[[str], str]:
         raw = name.startswith(_RAW_PREFIXES) and self.known(name)
@@ -332,20 +336,11 @@ class Attributes:
 
         def digest(value: str) -> str:
             spelling = reduced(value)
-            if "session" not in self._logged and is_session(spelling):
-                self._warn_of_session(name)
+            if is_session(spelling):
+                self._once(logger.warning, _SESSION, name)
             return self.digest(spelling)
 
         return _cached(digest)
-
-    def _warn_of_session(self, name: str) -> None:
-        self._logged.add("session")
-        logger.warning(
-            "the attribute %s is a signed session cookie, which changes while its user stays: each new cookie has "
-            "counters of its own. Count by the user in it: scope:session.user, or a python: function that reads the "
-            "session (logged once)",
-            name,
-        )
 
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):

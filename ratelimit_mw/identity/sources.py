@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from ratelimit_mw.identity.credentials import credential
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import Once
 
 logger = logging.getLogger("ratelimit_mw")
 
@@ -39,23 +41,8 @@ class AttributeSource:
     """The client writes the value, which may be a signed credential. See `identity.credentials`."""
 
 
-class _FirstError:
-    """Logs only the first error of a source."""
-
-    __slots__ = ("logged", "source")
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.logged = False
-
-    def report(self, message: str) -> None:
-        if not self.logged:
-            self.logged = True
-            logger.warning("%s counts as absent: %s (logged once)", self.source, message)
-
-    def raised(self, error: Exception) -> None:
-        """Report an exception by its type and by the line that raised it."""
-        self.report(described(error))
+_Report = Callable[[str], None]
+"""Logs the first error of a source."""
 
 
 def described(error: Exception) -> str:
@@ -78,10 +65,10 @@ def compiled(text: str) -> AttributeSource:
     if compiler is None or not argument:
         words = " ".join(f"{word}:" for word in SOURCES)
         raise Invalid(f"{text!r} is not a source; write one of {words} followed by a name")
-    return compiler(argument, _FirstError(text))
+    return compiler(argument, partial(Once(), logger.warning, "%s counts as absent: %s (logged once)", text))
 
 
-def _header(name: str, _: _FirstError) -> AttributeSource:
+def _header(name: str, _: _Report) -> AttributeSource:
     lower = name.lower()
     if lower != "authorization":
         return AttributeSource(lambda request: request.headers(lower), header=lower, from_client=True)
@@ -93,12 +80,12 @@ def _header(name: str, _: _FirstError) -> AttributeSource:
     return AttributeSource(read, header=lower, from_client=True)
 
 
-def _cookie(name: str, _: _FirstError) -> AttributeSource:
+def _cookie(name: str, _: _Report) -> AttributeSource:
     cookie = Cookie(name)
     return AttributeSource(lambda request: request.cookies(cookie), header="cookie", from_client=True)
 
 
-def _query(name: str, _: _FirstError) -> AttributeSource:
+def _query(name: str, _: _Report) -> AttributeSource:
     parameter = Parameter(name)
     return AttributeSource(lambda request: request.parameters(parameter), from_client=True)
 
@@ -107,15 +94,7 @@ def _one(value: str | None) -> Values:
     return () if value is None else (value,)
 
 
-def _scope(path: str, errors: _FirstError) -> AttributeSource:
-    return _from_context(path, errors, AsgiRequest)
-
-
-def _environ(path: str, errors: _FirstError) -> AttributeSource:
-    return _from_context(path, errors, WsgiRequest)
-
-
-def _from_context(path: str, errors: _FirstError, kind: type[AsgiRequest] | type[WsgiRequest]) -> AttributeSource:
+def _from_context(path: str, report: _Report, kind: type[AsgiRequest] | type[WsgiRequest]) -> AttributeSource:
     """Follow a dotted path into the scope or the environ. The value is absent under the other interface."""
     steps = path.split(".")
     # The first key may contain dots, as "werkzeug.request" does. The longest key that is present is used.
@@ -127,9 +106,9 @@ def _from_context(path: str, errors: _FirstError, kind: type[AsgiRequest] | type
         try:
             for first, others in splits:
                 if first in request.context:
-                    return _text(_followed(request.context[first], others), errors)
+                    return _text(_followed(request.context[first], others), report)
         except Exception as error:  # noqa: BLE001 - a property of the app's own objects may raise anything
-            errors.raised(error)
+            report(described(error))
         return None
 
     return AttributeSource(lambda request: _one(read(request)))
@@ -166,7 +145,7 @@ def _plain(value: Any) -> str | None:
     return None
 
 
-def _text(value: Any, errors: _FirstError) -> str | None:
+def _text(value: Any, report: _Report) -> str | None:
     """Convert a value to an identity: text, a number, a UUID, or what identifies a user object."""
     plain = _plain(value)
     if plain is not None or value is None or isinstance(value, str) or _anonymous(value):
@@ -179,24 +158,24 @@ def _text(value: Any, errors: _FirstError) -> str | None:
                 continue
             if plain is not None:
                 return plain
-    errors.report(f"a value of type {type(value).__name__} is not text, a number, a UUID or a known user object")
+    report(f"a value of type {type(value).__name__} is not text, a number, a UUID or a known user object")
     return None
 
 
-def _python(target: str, errors: _FirstError) -> AttributeSource:
+def _python(target: str, report: _Report) -> AttributeSource:
     function = imported(target)
     if is_async(function):
 
         async def fetch(context: Any) -> str | None:
             try:
-                return _text(await function(context), errors)
+                return _text(await function(context), report)
             except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-                errors.raised(error)
+                report(described(error))
                 return None
 
         def refuse(request: Request) -> Values:
             if isinstance(request, WsgiRequest):
-                errors.report("an async function can't be called under WSGI")
+                report("an async function can't be called under WSGI")
             return ()
 
         return AttributeSource(refuse, fetch)
@@ -208,9 +187,9 @@ def _python(target: str, errors: _FirstError) -> AttributeSource:
             value = function(request.context)
             if inspect.iscoroutine(value):
                 value.close()
-            return _text(value, errors)
+            return _text(value, report)
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            errors.raised(error)
+            report(described(error))
             return None
 
     return AttributeSource(lambda request: _one(read(request)))
@@ -242,12 +221,12 @@ def imported(target: str) -> Callable[..., Any]:
     return function
 
 
-SOURCES: dict[str, Callable[[str, _FirstError], AttributeSource]] = {
+SOURCES: dict[str, Callable[[str, _Report], AttributeSource]] = {
     "header": _header,
     "cookie": _cookie,
     "query": _query,
-    "scope": _scope,
-    "environ": _environ,
+    "scope": partial(_from_context, kind=AsgiRequest),
+    "environ": partial(_from_context, kind=WsgiRequest),
     "python": _python,
 }
 """The compiler of each kind of source. Messages and the description of `client.user` list these words."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Invalid
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.compiled import KINDS, CompiledOverride, identity_of, key_of_domain, names_network
 from ratelimit_mw.rules.domains import Rules
@@ -119,13 +120,8 @@ def read_all(records: Records, domain: str) -> tuple[int, tuple[Override, ...]]:
 
 def overrides_in(texts: Mapping[str, str], domain: str) -> tuple[Override, ...]:
     """Return the overrides in the records of a domain. Unreadable records are skipped."""
-    found = (_read(domain, text) for _, text in sorted(texts.items()))
-    return tuple(override for override in found if override is not None)
-
-
-def _read(domain: str, text: str) -> Override | None:
-    override = _record(Override, text, domain=domain)
-    return override if override is not None and override.kind in KINDS else None
+    found = (_record(Override, text, domain=domain) for _, text in sorted(texts.items()))
+    return tuple(override for override in found if override is not None and override.kind in KINDS)
 
 
 def setting_in(texts: Mapping[str, str], source: str) -> Setting:
@@ -158,7 +154,7 @@ class Controls:
         self._clock = clock
         self._overrides: dict[str, tuple[int, tuple[Override, ...]]] = {}
         self._settings: dict[str, Setting] = {}
-        self._logged: set[str] = set()
+        self._once = Once()
         self.changes = 0
         """The number of changes that were fetched."""
 
@@ -196,10 +192,8 @@ class Controls:
             try:
                 yield override.compiled(part)
             except ValueError as error:  # the rule may have been removed or changed
-                text = f"the override of {override.identity} has no effect: {error}"
-                if text not in self._logged:
-                    self._logged.add(text)
-                    logger.warning("%s", text)
+                message = "the override of %s has no effect: %s"
+                self._once(logger.warning, message, override.identity, error, about=(override.identity, str(error)))
 
 
 class OverrideList:

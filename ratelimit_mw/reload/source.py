@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ratelimit_mw.config.load import Config, Document, files_in, gather, load_documents
 from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable
+from ratelimit_mw.logs import Once
 from ratelimit_mw.process_local import proc_stat, server_of_worker
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import STORES
@@ -290,7 +291,7 @@ class Loader:
         """The rules of the configuration itself, or why it is unusable."""
         self._is_mapping = isinstance(config, Mapping)
         self._last_good = LastGood(config)
-        self._logged: set[str] = set()
+        self._once = Once()
 
     @property
     def name(self) -> str:
@@ -346,7 +347,7 @@ class Loader:
 
     def _compiled(self, snapshot: RulesSnapshot, frame: RulesSnapshot | None = None) -> Rules:
         around = frame.documents[0] if frame else None
-        return load_documents(snapshot.documents, environ=self._environ, frame=around, logged=self._logged)
+        return load_documents(snapshot.documents, environ=self._environ, frame=around, once=self._once)
 
     def _use_database(self, url: str | None) -> None:
         if url != self._url:

@@ -13,6 +13,7 @@ from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import NEVER, Quota
 from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, NamedRule
 
@@ -249,7 +250,7 @@ class ComputedLimits:
         self._rule = rule
         self._source = source
         self._deny = deny
-        self._logged: set[str] = set()
+        self._once = Once()
 
         @lru_cache(maxsize=_MAX_TEXTS)
         def usable(text: str) -> tuple[Counter, ...] | None:
@@ -273,15 +274,9 @@ class ComputedLimits:
         why = "returned a text that the rule cannot have as a limit"  # not the text, which may be a secret by mistake
         if text is None:
             why = "returned no text, or raised" if asked else "is not called by check(), which has no request"
-        if why not in self._logged:
-            self._logged.add(why)
-            _log.error(
-                "the rule %r has no limit, because %s %s: such a request is %s (logged once)",
-                self._rule,
-                self._source,
-                why,
-                "denied, by its on_error" if self._deny else "not limited by the rule",
-            )
+        message = "the rule %r has no limit, because %s %s: such a request is %s (logged once)"
+        then = "denied, by its on_error" if self._deny else "not limited by the rule"
+        self._once(_log.error, message, self._rule, self._source, why, then, about=why)
         return (self._usable(_NEVER) or ()) if self._deny else ()
 
 

@@ -21,6 +21,7 @@ from ratelimit_mw.errors import Invalid, near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.sources import SOURCES, compiled, described, imported
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import CostAfter, Counts
 from ratelimit_mw.rules.compiled import CostReader
 
@@ -97,7 +98,7 @@ class _Number:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._logged = False
+        self._once = Once()
 
     def parse(self, text: str | None) -> int:
         """Return the cost in `text`. 1 if there is none, or if it is invalid."""
@@ -109,12 +110,8 @@ class _Number:
         if digits.isascii() and digits.isdigit():
             # No limit admits more than MOST, so a larger cost is cut to one that is denied.
             return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
-        if not self._logged:
-            self._logged = True
-            _log.warning(
-                "cost: the value of %s is not a whole number of at least 0, so it counts as 1 (logged once)",
-                self._source,
-            )
+        message = "cost: the value of %s is not a whole number of at least 0, so it counts as 1 (logged once)"
+        self._once(_log.warning, message, self._source)
         return 1
 
 
@@ -176,7 +173,7 @@ class CountedBy:
     def __init__(self, function: Callable[..., object], source: str) -> None:
         self._function = function
         self._source = source
-        self._logged = False
+        self._once = Once()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _counted_by, (self._source,)  # the values of a rule are copied; the function is not
@@ -190,9 +187,7 @@ class CountedBy:
             problem = f"it returned {type(counted).__name__}, not True or False"
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
             problem = described(error)
-        if not self._logged:
-            self._logged = True
-            _log.error("count: %s: %s; the response is charged (logged once)", self._source, problem)
+        self._once(_log.error, "count: %s: %s; the response is charged (logged once)", self._source, problem)
         return True
 
 
