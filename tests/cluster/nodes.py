@@ -8,8 +8,6 @@ Both speak on loopback addresses and keep what they have to write in the servers
 
 import contextlib
 import itertools
-import random
-import socket
 import time
 from contextlib import ExitStack
 from typing import Any, Self
@@ -18,6 +16,7 @@ import redis
 from redis.crc import key_slot
 
 from tests.support.patience import eventually
+from tests.support.ports import free_ports
 from tests.support.servers import Binary, Server
 
 SLOTS = 16_384
@@ -30,7 +29,7 @@ class Node(Server):
 
     def __init__(self, binary: Binary) -> None:
         super().__init__(binary)
-        self.port = _port_with_a_bus()
+        self.port = free_ports(1, and_above=_BUS)[0]
         self.arguments = self._args = (
             *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT)),
             *("--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"),
@@ -221,15 +220,3 @@ def _insist(node: Node, *command: Any) -> None:
         return True
 
     eventually(accepted)
-
-
-def _port_with_a_bus() -> int:
-    while True:
-        port = random.randint(20_000, 30_000)
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + _BUS))
-            except OSError:
-                continue
-            return port

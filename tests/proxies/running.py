@@ -31,6 +31,7 @@ import pytest
 
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
+from tests.support.ports import free_ports
 from tests.support.processes import end, spawn
 
 EXAMPLES = ROOT / "examples" / "service"
@@ -279,15 +280,6 @@ def replace(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, "utf-8")
     new.replace(path)
-
-
-def free_ports(number: int) -> list[int]:
-    """Different free ports."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def accepts(port: int) -> bool:

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from tests.proxies.odd import REQUESTS, fate, sent
-from tests.proxies.running import free_ports, project, run
+from tests.proxies.running import project, run
 from tests.proxies.wire import request, rls_pb2
 from tests.support.apps import ROOT
 from tests.support.patience import eventually
+from tests.support.ports import free_port
 
 grpc = pytest.importorskip("grpc", reason="the extra serve is not installed")
 rls_pb2_grpc = pytest.importorskip("envoy.service.ratelimit.v3.rls_pb2_grpc", reason="xds-protos is not installed")
@@ -165,7 +166,7 @@ def test_hits_of_a_descriptor_admit_no_more_than_the_limit_and_are_given_back():
 
 def test_headers_do_not_say_0_while_the_store_is_away():
     with project() as here, here.app():
-        nowhere = f"redis://127.0.0.1:{free_ports(1)[0]}/0"
+        nowhere = f"redis://127.0.0.1:{free_port()}/0"
         with here.service("ratelimits.yaml", "--storage", nowhere), here.envoy("envoy.yaml") as envoy:
             answers = ask(envoy, "/", 5, "127.0.0.2")
     assert statuses(answers) == [200] * 5

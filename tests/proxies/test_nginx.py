@@ -6,8 +6,9 @@ import httpx2
 import pytest
 
 from tests.proxies.odd import REQUESTS, fate, sent
-from tests.proxies.running import free_ports, project
+from tests.proxies.running import project
 from tests.support.patience import eventually
+from tests.support.ports import free_port
 
 MORE = """\
   - name: busy
@@ -128,7 +129,7 @@ def test_a_blocked_client_gets_403(nginx):
 
 
 def test_a_rule_that_denies_without_its_store_answers_503():
-    (away,) = free_ports(1)
+    away = free_port()
     with project() as here, here.app():
         here.edit("ratelimits-nginx.yaml", "domain: shop", "domain: shop\nstorage: {on_error: deny}")
         flags = ["--storage", f"redis://127.0.0.1:{away}/0"]

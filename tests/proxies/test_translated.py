@@ -12,9 +12,10 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from tests.proxies.go_cases import FOUND_BY_USE, METRICS, README, REFUSED, TABLE
-from tests.proxies.running import free_ports, replace
+from tests.proxies.running import replace
 from tests.proxies.wire import Asked, Step, over, passed, shown
 from tests.support.apps import ROOT
+from tests.support.ports import free_port
 
 Refused = pytest.importorskip("ratelimit_mw.service.messages").Refused
 
@@ -364,7 +365,7 @@ def test_the_headers_are_those_of_the_descriptor_that_denies(shop):
 )
 def test_the_rules_decide_without_redis(on_error, code, shop):
     """TestCacheError. Theirs answers with an error."""
-    (port,) = free_ports(1)
+    port = free_port()
     ask = shop(ONE, storage=f"redis://127.0.0.1:{port}/0", more=f"storage: {{on_error: {on_error}}}\n")
     assert shown(ask(["foo=bar"])) == [code, NO_LIMIT.replace("OK", code)]
 

@@ -9,8 +9,8 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.admin import admin_app, rules_text
 from ratelimit_mw.service.settings import Address
-from tests.proxies.running import free_ports
 from tests.service.http_service import CLIENT, file, nginx, service, serving
+from tests.support.ports import free_port
 
 RULES = file(
     [
@@ -178,7 +178,7 @@ def posted(client, key, number=1):
 
 def test_what_the_store_the_service_and_the_switch_decide_has_the_names_of_the_go_service(server, monkeypatch):
     monkeypatch.setenv("RATELIMIT_MW", "shadow")
-    (port,) = free_ports(1)
+    port = free_port()
     limits = [
         {"key": key, "shadow_mode": dark, "rate_limit": {"unit": "day", "requests_per_unit": 0}}
         for key, dark in (("limited", False), ("dark", True))

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +13,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import StoreUnavailable
 from tests.support.apps import ROOT
 from tests.support.patience import aeventually, eventually
+from tests.support.ports import free_port
 from tests.support.service import Serving, rules_at
 
 RULES = """\
@@ -34,12 +34,6 @@ def of_app(url, timeout="5s", **sections):
     """The file of an app that asks the service at this URL."""
     storage = {"url": url, "timeout": timeout, **sections}
     return {"domain": "shop", "storage": storage, "client": {"secret": "of-the-app"}}
-
-
-def free_port():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 def test_the_processes_of_a_fleet_share_the_counters_of_the_service_in_redis(tmp_path, any_server):

@@ -11,7 +11,7 @@ from ratelimit_mw.service.ratelimit_pb2 import RateLimitRequest
 from ratelimit_mw.service.settings import Settings
 from ratelimit_mw.service.should_rate_limit import NotPermitted, ShouldRateLimit
 from ratelimit_mw.service.state import Service
-from tests.proxies.running import free_ports
+from tests.support.ports import free_port
 from tests.support.service import OK, OVER_LIMIT, Response, descriptor, request
 
 RULES = {
@@ -175,7 +175,7 @@ def test_equal_descriptors_have_what_is_left_after_each(ask):
 
 
 def test_a_status_has_no_limit_and_no_time_while_the_store_is_away():
-    (port,) = free_ports(1)
+    port = free_port()
     asked = Asked(storage=f"redis://127.0.0.1:{port}/0")
     (status,) = asked([CLIENT]).statuses
     assert status == Response.DescriptorStatus(code=OK)

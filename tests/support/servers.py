@@ -22,6 +22,7 @@ from typing import Any, Self
 import pytest
 import redis
 
+from tests.support.ports import free_port
 from tests.support.processes import end, spawn
 
 START_WITHIN = 60.0
@@ -81,7 +82,7 @@ class Server:
         self._clients: list[redis.Redis] = []
         # Not pytest's tmp_path: a unix socket's path may have about 100 bytes only.
         self.directory = Path(tempfile.mkdtemp(prefix="rlmw-"))
-        self.port = _free_port()
+        self.port = free_port()
         self.socket_path = self.directory / "s"
 
     def __enter__(self) -> Self:
@@ -127,7 +128,7 @@ class Server:
                 return
             if "in use" not in self.log:
                 break
-            self.port = _free_port()  # somebody took it in the meantime
+            self.port = free_port()  # another process took it in the meantime
         msg = f"{self.binary.path} did not start:\n{self.log}"
         raise RuntimeError(msg)
 
@@ -224,10 +225,3 @@ class Server:
         if self.alive:
             assert self._process is not None
             self._process.send_signal(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
