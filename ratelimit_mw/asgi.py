@@ -1,9 +1,8 @@
 """The middleware for ASGI apps: Starlette, FastAPI, Litestar, Quart, Django and the rest."""
 
 import asyncio
-import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,30 +13,30 @@ from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle
 from ratelimit_mw.http.responses import (
+    App,
     AsgiResponseTracker,
+    Receive,
+    Send,
     asyncio_runs,
     failing_lifespan,
     lifespan_with,
     refunding,
+)
+from ratelimit_mw.http.responses import (
+    Message as Scope,
 )
 from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, asgi_requests_of, asgi_told, detached_scope
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimitMiddleware"]
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-_log = logging.getLogger("ratelimit_mw")
 
 _LIMITED = frozenset({"http", "websocket"})
 _RUN_ASYNCIO = "run hypercorn with `--worker-class asyncio` or `uvloop`"
@@ -224,7 +223,7 @@ class RateLimitMiddleware:
         if self._failure is not None:
             raise self._failure
         if unknown is not None:  # no lifespan runs, as for an app that is mounted in another
-            _log.error("these rules cannot be used by name, and a request that needs one fails: %s", unknown)
+            logger.error("these rules cannot be used by name, and a request that needs one fails: %s", unknown)
         self._kinds = _LIMITED
         await self(scope, receive, send)
 

@@ -4,7 +4,6 @@ Apps import `RateLimiter` from `ratelimit_mw`. This module is internal.
 """
 
 import asyncio
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.request import Arguments, Request
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
 from ratelimit_mw.reload.controls import OverrideList
 from ratelimit_mw.reload.watcher import Retriever, State
@@ -45,7 +45,6 @@ LIMITERS: "WeakKeyDictionary[RateLimiter, bool]" = WeakKeyDictionary()
 _EXAMINED = 100
 """How many blocking calls are examined for an event loop."""
 
-_log = logging.getLogger("ratelimit_mw")
 
 _MAX_FORGOTTEN = 50
 """The most counters that one call makes the store forget, so that no call takes long."""
@@ -474,7 +473,7 @@ class RateLimiter:
         except RuntimeError:
             return
         self._unexamined = 0
-        _log.warning(
+        logger.warning(
             "limiter.%s() was called in a running event loop, which stands still until the store has answered: write "
             "await limiter.a%s(…) (logged once)",
             method,

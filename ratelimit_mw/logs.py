@@ -1,4 +1,4 @@
-"""Which lines are logged, and the name of the logger in front of lines that no handler formats.
+"""The logger of the package, which lines are logged, and the name in front of lines that no handler formats.
 
 Servers such as uvicorn and gunicorn configure their own loggers only. Python then prints the warnings of all other
 loggers to stderr, without their name (`logging.lastResort`). A reader could not tell that such a line is about rate
@@ -16,7 +16,8 @@ from typing import Any
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 
-_NAME = "ratelimit_mw"
+logger = logging.getLogger("ratelimit_mw")
+"""The logger of the package."""
 
 _MINUTE = 60 * SECOND
 
@@ -99,10 +100,10 @@ def name_lines(record: logging.LogRecord) -> bool:
     Returns:
         True. It is a filter of a logger, and keeps every record.
     """
-    if not logging.getLogger(_NAME).hasHandlers():
-        record.msg, record.args = "\n".join([f"{_NAME}: {line}" for line in record.getMessage().splitlines()]), ()
+    if not logger.hasHandlers():
+        record.msg, record.args = "\n".join([f"{logger.name}: {line}" for line in record.getMessage().splitlines()]), ()
     return True
 
 
 # The logger of denials is left out: its records are below the level that Python prints without a handler.
-logging.getLogger(_NAME).addFilter(name_lines)
+logger.addFilter(name_lines)

@@ -10,7 +10,6 @@ from ratelimit_mw.decision.load import (
     FULL_QUEUE,
     OPENS_IN,
     Opening,
-    Signals,
     first_opening,
     load_of,
     opening_after,
@@ -24,16 +23,16 @@ SPANS = st.floats(0, 20)
 @pytest.mark.parametrize(
     ("signals", "load"),
     [
-        pytest.param(Signals(), 0.0, id="nothing to see"),
-        pytest.param(Signals(lag=FULL_LAG / 2), 0.5, id="the loop is half as late as it may be"),
-        pytest.param(Signals(queued=FULL_QUEUE), 1.0, id="requests queue"),
-        pytest.param(Signals(busy=0.3, cpu=0.8), 0.8, id="the scarcest counts"),
-        pytest.param(Signals(lag=9, busy=7), 1.0, id="never above one"),
-        pytest.param(Signals(lag=-1, cpu=-0.1), 0.0, id="never below none"),
+        pytest.param({}, 0.0, id="nothing to see"),
+        pytest.param({"lag": FULL_LAG / 2}, 0.5, id="the loop is half as late as it may be"),
+        pytest.param({"queued": FULL_QUEUE}, 1.0, id="requests queue"),
+        pytest.param({"busy": 0.3, "cpu": 0.8}, 0.8, id="the scarcest counts"),
+        pytest.param({"lag": 9, "busy": 7}, 1.0, id="never above one"),
+        pytest.param({"lag": -1, "cpu": -0.1}, 0.0, id="never below none"),
     ],
 )
 def test_signals_to_a_load(signals, load):
-    assert load_of(signals) == pytest.approx(load)
+    assert load_of(**signals) == pytest.approx(load)
 
 
 @given(LOADS, LOADS, SPANS, SPANS)

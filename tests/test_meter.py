@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from ratelimit_mw.decision.load import Meter, Processor, Signals, load_of, time_in_queue
+from ratelimit_mw.decision.load import Meter, Processor, load_of, time_in_queue
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import Ask, Charge, Elastic, Quota, Rule
 from ratelimit_mw.settings import LoadSettings
@@ -244,4 +244,4 @@ def test_a_child_of_a_fork_has_no_requests_in_flight():
         return parent.in_flight
 
     assert in_child(work) == 1
-    assert load_of(Signals(busy=parent.in_flight)) == 1.0
+    assert load_of(busy=parent.in_flight) == 1.0

@@ -133,7 +133,7 @@ def lengths():
     }
 
 
-MOST_FILES = 215
+MOST_FILES = 214
 """The house's goal is 200. Lower this number with each file that goes."""
 
 

@@ -4,7 +4,6 @@ A configuration is a file, a folder of files, or a mapping from code. Each becom
 `tree.convert`), the values of its words (`file.FILE`), and a rule set.
 """
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +44,7 @@ from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import choices_of
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.asking import MOST_TOLD, AskingRules
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
@@ -53,8 +52,6 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import ClientSettings
 from ratelimit_mw.stores import STORES
-
-logger = logging.getLogger("ratelimit_mw")
 
 LARGEST = 4 * 1024 * 1024
 """The largest size of a file, in bytes. A thousand rules take a quarter of a megabyte."""

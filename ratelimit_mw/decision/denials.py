@@ -11,7 +11,7 @@ from ratelimit_mw.clock import Clock, clock_to_move
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import METHODS, Arguments, Request
 from ratelimit_mw.identity.sources import described
-from ratelimit_mw.logs import LineLimit, Once
+from ratelimit_mw.logs import LineLimit, Once, logger
 from ratelimit_mw.model import NEVER, SECOND, Rule
 from ratelimit_mw.rules.domains import Rules
 
@@ -20,8 +20,6 @@ DENIALS = logging.getLogger("ratelimit_mw.denials")
 
 DENIAL_FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted", "shadow")
 """The attributes of its records."""
-
-_log = logging.getLogger("ratelimit_mw")
 
 
 class DenialLog:
@@ -91,7 +89,7 @@ class DenialLog:
                 extra=dict(zip(DENIAL_FIELDS, values, strict=True)),
             )
         except Exception as error:  # noqa: BLE001 - a handler of the app may raise anything
-            self._once(_log.error, "a handler of the denials failed: %s (logged once)", described(error))
+            self._once(logger.error, "a handler of the denials failed: %s (logged once)", described(error))
 
 
 def shown_client(key: str, rule: Rule, rules: Rules) -> str | None:

@@ -1,7 +1,6 @@
 """The kill switch turns all limits off or into shadow limits, through the environment or at run time."""
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -9,13 +8,12 @@ from dataclasses import replace
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem, near
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, in_seconds, key_of
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.stores.records import Records
-
-_log = logging.getLogger("ratelimit_mw")
 
 SWITCH = "RATELIMIT_MW"
 """The environment variable: `off` admits all requests uncounted, `shadow` counts all requests and denies none."""
@@ -79,7 +77,7 @@ class KillSwitch:
         """Apply the setting of the operators, unless the environment has set the switch."""
         if not self._fixed and setting != self._setting:
             if setting.word != self._setting.word:
-                _log.warning("%s%s", _MEANINGS[setting.word], _by(setting))
+                logger.warning("%s%s", _MEANINGS[setting.word], _by(setting))
             self.thrown = (_forced or setting).word != "on"
             self._setting = setting  # last, so that an interrupted call is repeated in full
 

@@ -1,7 +1,6 @@
 """The load of a process: how it is measured, the share of requests to shed, and how far elastic limits are open."""
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Charge
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.settings import Band, LoadSettings
@@ -142,25 +141,15 @@ BRISK = 0.3
 """Time constant, in seconds, of the load that sheds requests. Shorter than `_MEMORY`, because queues grow fast."""
 
 
-class Signals(NamedTuple):
-    """The measurements that make up the load. Each is 0 if it was not measured.
+def load_of(*, lag: float = 0.0, queued: float = 0.0, busy: float = 0.0, cpu: float = 0.0) -> float:
+    """The load from 0 to 1. It is the load of the scarcest resource.
 
-    Attributes:
-        lag: how late the event loop wakes up, in seconds.
+    Args:
+        lag: how late the event loop wakes up, in seconds. Each is 0 if it was not measured.
         queued: how long a request waited for a thread, in seconds.
         busy: the share of the capacity that requests in flight take.
         cpu: the share of the processor in use.
     """
-
-    lag: float = 0.0
-    queued: float = 0.0
-    busy: float = 0.0
-    cpu: float = 0.0
-
-
-def load_of(signals: Signals) -> float:
-    """The load from 0 to 1. It is the load of the scarcest resource."""
-    lag, queued, busy, cpu = signals
     return min(max(lag / FULL_LAG, queued / FULL_QUEUE, busy, cpu, 0.0), 1.0)
 
 
@@ -192,8 +181,6 @@ def opening_after(opening: Opening, load: float, below: float, now: float) -> Op
     share = opening.share + (elapsed / OPENS_IN if rising else -elapsed / CLOSES_IN)
     return Opening(min(max(share, 0.0), 1.0), rising, max(now, opening.at))
 
-
-_log = logging.getLogger("ratelimit_mw")
 
 _EVERY = 0.1  # seconds between two measurements of the load and of the event loop
 _IDLE = 10.0  # seconds without a request after which the event loop is no longer measured
@@ -304,7 +291,7 @@ class Meter:
                     reported = self._reported(self.settings.source)
                     self._load, self._brisk = (1.0, 0.0) if reported is None else (reported, reported)
                 else:
-                    measured = load_of(self._signals(now))
+                    measured = self._measured(now)
                     first = self._load is None
                     self._load = measured if self._load is None else smoothed(self._load, measured, elapsed)
                     self._brisk = measured if first else smoothed(self._brisk, measured, elapsed, BRISK)
@@ -336,13 +323,12 @@ class Meter:
             found.append(charge)
         return found
 
-    def _signals(self, now: float) -> Signals:
+    def _measured(self, now: float) -> float:
         overdue = now - self._due if self._due is not None else 0.0
         # The request that is being decided is in flight too. Alone it is no load.
         busy = max(self.in_flight - 1, 0) / self._capacity
-        signals = Signals(max(self._lag, overdue), self._queued, busy, self.processor.share(now))
-        self._lag = self._queued = 0.0
-        return signals
+        lag, queued, self._lag, self._queued = max(self._lag, overdue), self._queued, 0.0, 0.0
+        return load_of(lag=lag, queued=queued, busy=busy, cpu=self.processor.share(now))
 
     def _reported(self, source: Callable[..., object]) -> float | None:
         """The load that the user's function returns, clamped to 0 to 1; None if it fails or returns NaN."""
@@ -357,7 +343,7 @@ class Meter:
         return load
 
     def _complain(self, what: str) -> None:
-        self._once(_log.warning, "load: %s: %s (logged once)", self.settings.name, what)
+        self._once(logger.warning, "load: %s: %s (logged once)", self.settings.name, what)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         now = self.clock()

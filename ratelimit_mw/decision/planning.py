@@ -11,14 +11,13 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
-from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
 from ratelimit_mw.decision.verdict import ServiceVerdict, Verdict
 from ratelimit_mw.identity.http_request import Told
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
-from ratelimit_mw.rules.domains import Rules, rule_names, unknown_rule
+from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
 from ratelimit_mw.stores.base import Taker

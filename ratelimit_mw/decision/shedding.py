@@ -1,6 +1,5 @@
 """Shedding: an overloaded process denies requests, those with a low priority first."""
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,13 +10,11 @@ from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter, retry_after_shed, share_shed, turn
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
-from ratelimit_mw.logs import LineLimit
+from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import SECOND, Charge, Priority
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
-
-_log = logging.getLogger("ratelimit_mw")
 
 
 class Standing(NamedTuple):
@@ -141,7 +138,7 @@ class Shedder:
             so_far = self.counts[priority]
             omitted = self._lines.omitted(priority, 1, time.monotonic_ns() // 1_000)
         if omitted is not None:
-            _log.warning(
+            logger.warning(
                 "shedding %d %% of %s requests at a load of %.2f (%d shed so far)",
                 round(standing.share * 100),
                 priority,

@@ -5,7 +5,6 @@
 * `BanLog` logs bans, and `Shadows` counts the denials of shadow rules.
 """
 
-import logging
 import threading
 import time
 import weakref
@@ -21,7 +20,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.attributes import digester
-from ratelimit_mw.logs import LineLimit
+from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.reload.source import starting
@@ -77,7 +76,7 @@ class InFlight:
         self._places: weakref.WeakSet[InFlightPlace]
         self._renewer: threading.Thread | None
         self._stopped: threading.Event
-        self._begin()
+        self.after_fork()
         reset_after_fork(self)
 
     def __len__(self) -> int:
@@ -127,10 +126,7 @@ class InFlight:
             self._renewer = None
 
     def after_fork(self) -> None:
-        """Reset in the child of a fork: the requests in flight belong to the parent."""
-        self._begin()
-
-    def _begin(self) -> None:
+        """Begin without requests, also in the child of a fork: those in flight belong to the parent."""
         self._places = weakref.WeakSet()
         self._renewer = None
         self._stopped = threading.Event()
@@ -194,8 +190,6 @@ def _summed(places: Sequence[InFlightPlace]) -> list[Ask]:
     return list(asks.values())
 
 
-_log = logging.getLogger("ratelimit_mw")
-
 _MAX_LINES = 10
 """How many bans of one rule are logged in a minute. The next line after that says how many were omitted."""
 
@@ -230,7 +224,7 @@ class BanLog:
                 self.shadows[rule] += 1
         omitted = self._lines.omitted(rule, _MAX_LINES, now)
         if omitted is not None:
-            _log.warning(
+            logger.warning(
                 "rule %s %s client %s for %s%s",
                 rule,
                 "would have banned" if ask.shadow else "bans",

@@ -4,7 +4,6 @@ Projects import the middleware from `ratelimit_mw.django`; this module is intern
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -37,11 +36,10 @@ from ratelimit_mw.identity.app_routes import of_django
 from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import Step, Steps, adrive, drive
-
-_log = logging.getLogger("ratelimit_mw")
 
 _NO_STORE: Any = None  # no step asks a store by itself
 
@@ -124,7 +122,7 @@ def user_of(visit: Any) -> str | None:
 @cache
 def _log_absent(kind: str) -> None:
     """Log that the user of a request counts as absent. It is done once for each kind of exception."""
-    _log.warning("the user of a request counts as absent: %s was raised (logged once)", kind)
+    logger.warning("the user of a request counts as absent: %s was raised (logged once)", kind)
 
 
 def _by_rest_framework(visit: Any) -> Any:
@@ -199,7 +197,7 @@ class RateLimitMiddleware:
             self._limiter.require(refuse_awaited)
             self._engine.storage.connect()
         if self._limiter.rules.deferring:
-            _log.warning(
+            logger.warning(
                 "on_limit: defer works only with the middlewares ratelimit_mw.wsgi and ratelimit_mw.asgi around the "
                 "application; ratelimit_mw.django.RateLimitMiddleware denies these requests"
             )

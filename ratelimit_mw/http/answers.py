@@ -400,12 +400,12 @@ class LatestAnswers(Generic[_Text]):
         return made
 
 
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
 def phrase(status: int) -> str:
-    """The reason phrase of a status; "Denied" if it has none."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:  # not a registered status, such as 420
-        return "Denied"
+    """The reason phrase of a status; "Denied" if it has none, because it is not registered, such as 420."""
+    return _PHRASES.get(status, "Denied")
 
 
 def _period(verdict: Verdict) -> str | None:

@@ -4,16 +4,14 @@ They may be async. An exception is logged once for each function, and the functi
 """
 
 import inspect
-import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.identity.sources import described
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.rules.inline import text_of_key
-
-_log = logging.getLogger("ratelimit_mw")
 
 Synchronous = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 """Makes a plain function of one that may be async."""
@@ -56,28 +54,18 @@ EXEMPT_WHEN = Purpose("exempt_when", bool, False, "counts as false, and the limi
 REFUND_WHEN = Purpose("refund_when", bool, False, "counts as false, and nothing is refunded")
 
 
+@dataclass(frozen=True, slots=True)
 class AppFunction:
     """A function of the app, with its purpose. Two with the same function and the same purpose are equal."""
 
-    def __init__(self, function: Callable[[Any], Any], purpose: Purpose) -> None:
-        self.function = function
-        self._purpose = purpose
-        self._once = Once()
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, AppFunction)
-            and self.function == other.function
-            and self._purpose.name == other._purpose.name
-        )
-
-    def __hash__(self) -> int:
-        return hash(self.function)
+    function: Callable[[Any], Any]
+    purpose: Purpose
+    once: Once = field(default_factory=Once, compare=False)
 
     def read(self, argument: object, sync: Synchronous) -> Any:
         """Return the answer for a request or a response."""
         try:
-            return self._purpose.read(sync(self.function)(argument))
+            return self.purpose.read(sync(self.function)(argument))
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
             return self._failed(described(error))
 
@@ -85,11 +73,11 @@ class AppFunction:
         """Do what `read` does, awaitable. The function may be async."""
         try:
             found = self.function(argument)
-            return self._purpose.read(await found if inspect.isawaitable(found) else found)
+            return self.purpose.read(await found if inspect.isawaitable(found) else found)
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
             return self._failed(described(error))
 
     def _failed(self, reason: str) -> Any:
         message = "the %s of a limit %s: %s (logged once)"
-        self._once(_log.warning, message, self._purpose.name, self._purpose.consequence, reason)
-        return self._purpose.default
+        self.once(logger.warning, message, self.purpose.name, self.purpose.consequence, reason)
+        return self.purpose.default

@@ -5,18 +5,15 @@ in place of one of the three, stands for what the rules file configures.
 """
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from ratelimit_mw.config.kinds import TOKEN
 from ratelimit_mw.identity.sources import described
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Decision
 from ratelimit_mw.settings import HandlerSettings
-
-_log = logging.getLogger("ratelimit_mw")
 
 _Text = TypeVar("_Text", bound=str | bytes)
 
@@ -93,7 +90,7 @@ class DenialHandler(Generic[_Text]):
 
     def _report(self, problem: str) -> None:
         message = "response.handler %s: %s; the configured response is sent (logged once)"
-        self._once(_log.error, message, self._called, problem)
+        self._once(logger.error, message, self._called, problem)
 
 
 def _status(status: object) -> int:

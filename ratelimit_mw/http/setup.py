@@ -1,7 +1,6 @@
 """What the middlewares do when they are made: the choice of the limiter, and the checks of the setup."""
 
 import inspect
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +10,10 @@ from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.stores import Store
-
-_log = logging.getLogger("ratelimit_mw")
 
 
 def limiter_for(
@@ -60,7 +57,7 @@ def _warning_of_missing_users() -> Callable[[Rules], None]:
 
     def warn(rules: Rules) -> None:
         for problem in (problem for part in rules.parts for problem in part.without_user):
-            once(_log.warning, "%s", problem, about=problem.message)
+            once(logger.warning, "%s", problem, about=problem.message)
 
     return warn
 

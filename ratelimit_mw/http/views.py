@@ -5,20 +5,17 @@ The views are found without an import of their framework: Flask's by `view_funct
 """
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from ratelimit_mw.decision.names import UsedNames
 from ratelimit_mw.errors import ConfigurationError, Problem, collecting
 from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, LimitInCode, Placed, name_of_view, wrapped_by
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.rules.domains import Rules, require_named
+from ratelimit_mw.logs import logger
+from ratelimit_mw.rules.domains import Rules, UsedNames, require_named
 from ratelimit_mw.rules.inline import InlineLimit, two_limits
-
-_log = logging.getLogger("ratelimit_mw")
 
 
 class Found(NamedTuple):
@@ -56,7 +53,7 @@ class MisplacedLimits:
             for limited in _limited_names(view):
                 if id(limited) not in reached and limited not in self._logged:
                     self._logged.append(limited)
-                    _log.error(
+                    logger.error(
                         "limited(%r) has no effect on the view %s: write it below the decorator of the route, which "
                         "registers only what is below itself (logged once)",
                         getattr(limited, RULES_OF_VIEW)[0].limit.text,

@@ -6,7 +6,6 @@ read from its end. The walk stops at the first hop that is not trusted or not re
 may come from the client and is ignored.
 """
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import Generic, TypeVar
 
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.settings import ClientSettings
 
 T = TypeVar("T")
@@ -26,7 +25,6 @@ UNKNOWN_ADDRESS = "ip=?"
 _WHOLE = "(address)"
 """The key of the whole address in `Request.values`. No attribute's name has parentheses."""
 
-_log = logging.getLogger("ratelimit_mw")
 
 _MAX_LENGTH = 64  # enough for an address with brackets, a zone and a port; longer values are not parsed
 _PORT = re.compile(r":(?:[0-9]{1,5}|_[A-Za-z0-9._-]+)")
@@ -249,7 +247,7 @@ class ClientAddress:
         if peer:  # some servers write an empty text; it is not logged, because it may be a secret by mistake
             what = "the server gave a client's address that is not an IP address"
             mend = 'In a test with Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))'
-        self._once(_log.warning, "%s; all such requests share one counter (logged once). %s", what, mend)
+        self._once(logger.warning, "%s; all such requests share one counter (logged once). %s", what, mend)
 
 
 # Each of these functions yields the addresses that one kind of header reports, nearest hop first.

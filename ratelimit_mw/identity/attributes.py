@@ -1,6 +1,5 @@
 """Read the attributes of a request by name, as `ip`, `user` or `header:X-Plan`."""
 
-import logging
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -14,7 +13,7 @@ from ratelimit_mw.identity.credentials import is_session, reduced
 from ratelimit_mw.identity.fields import Values, host_name
 from ratelimit_mw.identity.path_forms import cleaned, is_clean
 from ratelimit_mw.identity.request import Arguments, EntriesRequest, MappingRequest, Request
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.settings import ClientSettings
 
 _MAX_CACHED_LENGTH = 256  # characters; longer texts are not cached, so that clients cannot fill the memory
@@ -41,8 +40,6 @@ def _cached(digest: Callable[[str], str]) -> Callable[[str], str]:
     cached = lru_cache(maxsize=2048)(digest)
     return lambda text: cached(text) if len(text) <= _MAX_CACHED_LENGTH else digest(text)
 
-
-logger = logging.getLogger("ratelimit_mw")
 
 Reader = Callable[[Request], str | None]
 """Reads one attribute of a request. The result is None if the attribute is absent."""

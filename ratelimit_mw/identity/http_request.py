@@ -3,7 +3,6 @@
 The first requests also show mistakes in the setup, such as an untrusted proxy.
 """
 
-import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -14,6 +13,7 @@ from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.fields import MOST_LINES, Values, utf8
 from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
 from ratelimit_mw.identity.request import Request
+from ratelimit_mw.logs import logger
 
 # Lower case, and "-" for "_".
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
@@ -229,8 +229,6 @@ def detached_environ(environ: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-_log = logging.getLogger("ratelimit_mw")
-
 _EXAMINED = 100
 """The number of requests that are examined."""
 
@@ -275,7 +273,7 @@ class FirstRequests:
         if "-" not in header or "wsgi.version" not in request.context or request.header(header) is None:
             return False
         if not drops_underscores(request.context):
-            _log.warning(
+            logger.warning(
                 "a proxy is trusted for %s, but this WSGI server is not known to drop header names with '_': it "
                 "may take a client's %s for the same header, and the client then chooses its address. Let the "
                 "proxy drop such names (nginx does; Envoy: headers_with_underscores_action: REJECT_REQUEST), or "
@@ -291,7 +289,7 @@ class FirstRequests:
             value = ",".join(request.header_lines(name.lower()))
             # A server that trusts its proxy, as uvicorn does, has already replaced the peer by the reported address.
             if value and not (peer and peer in value):
-                _log.warning(
+                logger.warning(
                     "a request came with %s, but client.trusted_proxies and client.trusted_hops are not set: it is "
                     "counted as %s. If this is your proxy, all of its clients share one counter: add it to "
                     "client.trusted_proxies. If no proxy of yours sets the header, ignore this (logged once)",
@@ -305,7 +303,7 @@ class FirstRequests:
         domain = self._current().domain
         if getattr(around, "domain", None) == domain:
             self._key = None
-            _log.warning(
+            logger.warning(
                 "two middlewares around one app have the domain %r: each request is charged twice. Remove one of them, "
                 "or give them rules of different domains (logged once)",
                 domain,

@@ -6,7 +6,6 @@ type and the place of an exception, because its message may contain a secret tok
 
 import importlib
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,7 @@ from ratelimit_mw.identity.credentials import credential
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.logs import Once
-
-logger = logging.getLogger("ratelimit_mw")
+from ratelimit_mw.logs import Once, logger
 
 _MISSING = object()
 # Attributes that identify a user object, most reliable first.

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Invalid
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.compiled import KINDS, CompiledOverride, identity_of, key_of_domain, names_network
 from ratelimit_mw.rules.domains import Rules
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from ratelimit_mw.reload.watcher import Retriever
 
 Record = TypeVar("Record", "Override", "Setting")
-
-logger = logging.getLogger("ratelimit_mw")
 
 
 class Override(NamedTuple):

@@ -109,7 +109,9 @@ class RulesDatabase(Source):
             VersionConflict: `base` is not the newest version any more.
         """
         documents = _documents(config)
-        _check(documents, environ)
+        if load_documents(documents, environ=environ).source is not None:
+            problem = Problem("these rules refer to another source", hint="push the rules of that source")
+            raise ConfigurationError([problem])
         return self._append(documents, author, comment, base)
 
     def pull(self, number: int | None = None) -> tuple[Document, ...]:
@@ -187,11 +189,6 @@ def _documents(config: Config | Sequence[Document]) -> list[Document]:
         else Document("ratelimits.yaml", json.dumps(content, ensure_ascii=False, indent=2).encode())
         for name, content in found
     ]
-
-
-def _check(documents: Sequence[Document], environ: Mapping[str, str]) -> None:
-    if load_documents(documents, environ=environ).source is not None:
-        raise ConfigurationError([Problem("these rules refer to another source", hint="push the rules of that source")])
 
 
 def _texts(documents: Sequence[Document]) -> dict[str, str]:

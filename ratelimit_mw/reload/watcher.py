@@ -1,6 +1,5 @@
 """The retriever has the rules in force. Its thread looks for newer ones and replaces the rule set as a whole."""
 
-import logging
 import os
 import random
 import threading
@@ -12,14 +11,13 @@ from dataclasses import dataclass, replace
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.config.load import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.logs import logger
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls, Setting
 from ratelimit_mw.reload.source import LONGEST, Kept, Loader
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.records import MemoryRecords
-
-logger = logging.getLogger("ratelimit_mw")
 
 
 class Watcher:

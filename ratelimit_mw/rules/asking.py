@@ -126,8 +126,5 @@ def client_of(key: str) -> str:
 
 def _plain(value: str) -> str:
     """Return the JSON of a value that rules of the service match."""
-    return quoted(value if len(value) <= _LONGEST and value.isascii() else _cut(value))
-
-
-def _cut(value: str) -> str:
-    return value[:_LONGEST].encode("utf-8", "replace").decode()
+    plain = len(value) <= _LONGEST and value.isascii()
+    return quoted(value if plain else value[:_LONGEST].encode("utf-8", "replace").decode())

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
@@ -119,17 +119,8 @@ Tiers = Mapping[str | None, tuple[Counter, ...]]
 """The counters for each tier that the limit names."""
 
 
-class LimitReader(Protocol):
-    """Returns the counters of a request, by the limit that a function of the app returns."""
-
-    @property
-    def samples(self) -> tuple[Quota, ...]:
-        """Quotas that have what those of every limit of the rule have, such as a ban."""
-        ...
-
-    def __call__(self, request: Request) -> tuple[Counter, ...]:
-        """Return the counters. Never raises."""
-        ...
+LimitReader = Callable[[Request], tuple[Counter, ...]]
+"""Returns the counters of a request, by the limit that a function of the app returns. Never raises."""
 
 
 NO_RULES: frozenset[int] = frozenset()
@@ -172,8 +163,8 @@ class CompiledRule:
     on_demand: bool = False
     """The rule applies only if the app asks for it by name."""
     sample: Quota | None = None
-    """A quota with the effects that another limit of the rule may have: that of an override, or one that the app sets.
-    None if the rule's own limits have the same effects."""
+    """A quota with the effects that another limit of the rule may have: that of an override or of `read_limit`, or one
+    that the app sets. None if the rule's own limits have the same effects."""
 
     @property
     def needs_routes(self) -> bool:
@@ -193,8 +184,8 @@ class CompiledRule:
     @property
     def quotas(self) -> list[Quota]:
         """The quotas of all counters of all tiers."""
-        if self.read_limit is not None:
-            return list(self.read_limit.samples)
+        if self.read_limit is not None and self.sample is not None:
+            return [self.sample]
         return [*self.limits, *(quota for counters in (self.tiers or {}).values() for _, quota in counters)]
 
 

@@ -1,11 +1,14 @@
-"""The rules of a limiter, of one domain or several, and the check of the names that an app uses."""
+"""The rules of a limiter, of one domain or several, and the names that an app uses. A reload must keep them."""
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
+from weakref import ref
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.errors import ConfigurationError, Problem, near, nearest, quoted
+from ratelimit_mw.errors import ConfigurationError, Problem, collecting, near, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
@@ -214,3 +217,86 @@ def _settled_late(rule: CompiledRule) -> str:
     if rule.rule.counts is not None:
         return "count"
     return "a cost that the response tells" if rule.rule.cost_after is not None else ""
+
+
+class InForce(Protocol):
+    """What has the rules in force, see `reload.watcher.Retriever`."""
+
+    rules: Rules
+
+    def require(self, check: Callable[[Rules], None]) -> None:
+        """Refuse rules for which `check` raises ConfigurationError."""
+        ...
+
+
+class UsedNames:
+    """The names that an app has used with one limiter. All of them existed when they were used.
+
+    Attributes:
+        rules: The names of rules that the app has asked for.
+        registered: The names of rules in the decorators of the app's views. A name that no rule has binds nothing.
+        inline: The inline limits that the app has asked for, by their names.
+        domains: The domains that were passed to `check()`.
+        attributes: The custom attributes that were passed to `check()`.
+        serving: True if the limiter decides for a middleware.
+    """
+
+    def __init__(self) -> None:
+        self.rules: set[str] = set()
+        self.registered: set[str] = set()
+        self.inline: dict[str, InlineLimit] = {}
+        self.domains: set[str] = set()
+        self.attributes: set[str] = set()
+        self.serving = False
+
+    def name_of(self, rules: Rules, rule: str | InlineLimit) -> str:
+        """Return the name of a rule that the app asks for. An inline limit is compiled when it is first asked for.
+
+        Raises ConfigurationError if the inline limit cannot be used with these rules.
+        """
+        if isinstance(rule, str):
+            return rule
+        if rules.source is None:  # otherwise the rules are still to be read from their database
+            declare(rules, rule)
+            self.inline[rule.name] = rule
+        return rule.name
+
+    def register(self, rules: Rules, wanted: Iterable[str | InlineLimit]) -> None:
+        """Register what the decorators of the app's views ask for. What cannot be used fails in its own view."""
+        for rule in wanted:
+            if isinstance(rule, str):
+                self.registered.add(rule)
+            else:
+                with suppress(ConfigurationError):
+                    self.name_of(rules, rule)
+
+    def bind(self, retriever: InForce) -> None:
+        """Make `retriever` refuse rules that lack a used name."""
+        held = ref(retriever)  # the retriever keeps `check`, and must not keep itself
+
+        def check(rules: Rules) -> None:
+            watched = held()
+            if watched is not None:
+                self._check(rules, watched.rules)
+
+        retriever.require(check)
+
+    def _check(self, rules: Rules, before: Rules) -> None:
+        """Raise ConfigurationError if `rules` lack a used name. `before` are the rules in force.
+
+        The inline limits that were asked for are compiled, so that no request has to do it.
+        """
+        known = rule_names(rules)
+        needed = self.rules | (self.registered & rule_names(before))
+        problems = [unknown_rule(name, known) for name in sorted(needed - known)]
+        problems += [unknown_domain(name, rules) for name in sorted(self.domains) if rules.of(name) is None]
+        problems += [
+            Problem(f"the app passes the attribute {quoted(name)} to check(), but it is not under attributes")
+            for name in sorted(self.attributes)
+            if not rules.attributes.known(name)
+        ]
+        for limit in tuple(self.inline.values()) if rules.source is None else ():
+            with collecting(problems):
+                declare(rules, limit)
+        if problems:
+            raise ConfigurationError(problems)

@@ -1,6 +1,5 @@
 """The limits that an app declares or computes in its code, and the rules that one rule set makes of them."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -13,11 +12,9 @@ from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import NEVER, Quota
 from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, NamedRule
-
-_log = logging.getLogger("ratelimit_mw")
 
 _MAX_TEXTS = 1024
 """How many texts of limits are kept compiled in a rule set. The one that was used least recently is dropped."""
@@ -276,7 +273,7 @@ class ComputedLimits:
             why = "returned no text, or raised" if asked else "is not called by check(), which has no request"
         message = "the rule %r has no limit, because %s %s: such a request is %s (logged once)"
         then = "denied, by its on_error" if self._deny else "not limited by the rule"
-        self._once(_log.error, message, self._rule, self._source, why, then, about=why)
+        self._once(logger.error, message, self._rule, self._source, why, then, about=why)
         return (self._usable(_NEVER) or ()) if self._deny else ()
 
 
@@ -288,7 +285,6 @@ class LimitFunction(ComputedLimits):
         source: The function, as in the file.
         read: Calls it. Returns None if the function raises, or returns no text.
         compiler: Compiles the limits of the rule.
-        samples: See `LimitReader`.
         deny: See `ComputedLimits`.
     """
 
@@ -298,13 +294,11 @@ class LimitFunction(ComputedLimits):
         source: str,
         read: Reader,
         compiler: RuntimeCompiler,
-        samples: tuple[Quota, ...],
         *,
         deny: bool,
     ) -> None:
         super().__init__(rule, source, partial(_counters, compiler, rule), deny=deny)
         self._read = read
-        self.samples = samples
 
     def __call__(self, request: Request) -> tuple[Counter, ...]:
         """Return the counters of a request. Never raises."""

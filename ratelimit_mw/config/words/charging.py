@@ -5,7 +5,6 @@ response. In the last case, the request is charged 1 at first. With `count`, it 
 response is not one of those that count. `decision.settlement` corrects the charge when the response is known.
 """
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,11 +20,9 @@ from ratelimit_mw.errors import Invalid, near, quoted
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.sources import SOURCES, compiled, described, imported
-from ratelimit_mw.logs import Once
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import CostAfter, Counts
 from ratelimit_mw.rules.compiled import CostReader
-
-_log = logging.getLogger("ratelimit_mw")
 
 _NAME = re.compile("[A-Za-z_]")
 _RESPONSE = "response:"
@@ -111,7 +108,7 @@ class _Number:
             # No limit admits more than MOST, so a larger cost is cut to one that is denied.
             return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
         message = "cost: the value of %s is not a whole number of at least 0, so it counts as 1 (logged once)"
-        self._once(_log.warning, message, self._source)
+        self._once(logger.warning, message, self._source)
         return 1
 
 
@@ -187,7 +184,7 @@ class CountedBy:
             problem = f"it returned {type(counted).__name__}, not True or False"
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
             problem = described(error)
-        self._once(_log.error, "count: %s: %s; the response is charged (logged once)", self._source, problem)
+        self._once(logger.error, "count: %s: %s; the response is charged (logged once)", self._source, problem)
         return True
 
 

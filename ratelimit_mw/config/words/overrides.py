@@ -184,9 +184,10 @@ def with_function(
         problems.add(rule.place("limit"), message, "use another algorithm")
         return made
     read = attributes.source(source)
-    function = LimitFunction(rule[NAME], source, read, compiler, made.limits, deny=made.rule.on_error == "deny")
+    function = LimitFunction(rule[NAME], source, read, compiler, deny=made.rule.on_error == "deny")
     # How many limits a text has is known only later.
-    return replace(made, rule=replace(made.rule, several=True), keys=(), limits=(), read_limit=function)
+    several = replace(made.rule, several=True)
+    return replace(made, rule=several, keys=(), limits=(), sample=made.limits[0], read_limit=function)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ The texts contain placeholders such as `{retry_after}`. They are checked here, s
 file is loaded and not when the first request is denied. `bodies` fills them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from ratelimit_mw.bodies import FORMATS
@@ -97,14 +97,7 @@ def read_page(node: Node) -> str | None:
 
     Other text in braces may be a style or a script. It is an error only if it is similar to a placeholder.
     """
-    page = kinds.read_text(node)
-    problems = Problems()
-    for word in kinds.PLACEHOLDER.findall(page):
-        hint = near(word, BODY_PLACEHOLDERS)
-        if word not in BODY_PLACEHOLDERS and hint:
-            problems.add(node.place, f"there is no placeholder {{{word}}}", hint)
-    problems.refuse()
-    return page or None
+    return _checked(node, BODY_PLACEHOLDERS, near) or None
 
 
 def read_link(node: Node) -> str | None:
@@ -120,13 +113,13 @@ def read_handler(node: Node) -> HandlerSettings | None:
     return HandlerSettings(*kinds.read_function(node)) if kinds.read_text(node).strip() else None
 
 
-def _checked(node: Node, placeholders: Iterable[str]) -> str:
-    """Read a text. Raises `Invalid` if it has a placeholder that is not in `placeholders`."""
+def _checked(node: Node, placeholders: Iterable[str], hint_for: Callable[..., str] = nearest) -> str:
+    """Read a text. Raises `Invalid` if it has another placeholder than these, for which there is a hint."""
     found = kinds.read_text(node)
     problems = Problems()
     for word in kinds.PLACEHOLDER.findall(found):
-        if word not in placeholders:
-            problems.add(node.place, f"there is no placeholder {{{word}}}", nearest(word, placeholders))
+        if word not in placeholders and (hint := hint_for(word, placeholders)):
+            problems.add(node.place, f"there is no placeholder {{{word}}}", hint)
     return problems.checked(found)
 
 

@@ -79,10 +79,6 @@ def _with_spare(quota: Quota, spare: int, over: Literal["soft", "elastic"]) -> Q
     return replace(quota, limit=quota.limit + spare, spare=spare, over=over)
 
 
-def _alter(quota: Quota, rule: Values, _prefix: str) -> Quota:
-    return raised(quota, rule[THROTTLE])
-
-
 _PERCENTAGE = {"type": "string", "pattern": r"^[0-9]{1,4}(\.[0-9]{1,2})?\s*%$", "examples": ["10%", "200%"]}
 
 _ELASTIC = section_word(
@@ -135,7 +131,7 @@ THROTTLE: Word[Throttle | None] = Word(
     },
     about="How far clients may exceed the limit: hard (not at all), soft (by a share), elastic (at low load).",
     section=_SECTION,
-    alter=_alter,
+    alter=lambda quota, rule, _prefix: raised(quota, rule[THROTTLE]),
 )
 
 
