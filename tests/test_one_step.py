@@ -163,3 +163,12 @@ def test_a_request_that_has_to_wait_is_told_for_how_long(kind, others):
     ) as made:
         assert [made.check({"ip": IP}).delay for _ in range(3)] == [0.0, 1.0, 2.0]
         assert made.tally.snapshot().requests["delayed"] == 2
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, InSteps])
+def test_a_queue_in_which_the_only_thread_may_not_wait_denies_beside_a_counter_that_denies(kind):
+    queue = {"name": "queue", "by": "ip", "algorithm": "leaky_bucket", "limit": "2 per hour", "burst": 5}
+    request = {"path": "/", "method": "GET", "ip": IP, "headers": {}, "query": ""}
+    with limiter(rules=[{**ONE, "limit": "1 per minute"}, queue], storage=kind(clock=ManualClock(START))) as made:
+        answers = [asked_wsgi(made)(request, 200, None) for _ in range(3)]
+    assert [dict(fields).get("retry-after") for _, fields, _ in answers] == [None, "1800", "1800"]

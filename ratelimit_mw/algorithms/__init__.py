@@ -163,9 +163,9 @@ def _overdrawing(decide: Decide) -> Decide:
         if not charged.allowed:  # refunds have emptied a queue whose next turn is still too far away
             return charged, state_after
         if cost > outcome.remaining:
-            after, _ = decide(state_after or state, quota, 0, now)
+            after, clamped = decide(state_after or state, quota, 0, now)
             if not after.allowed:  # with a `longest_wait`, it may have gone into what requests wait for
-                return after, state_after
+                return after, clamped or state_after
         # The cost is known after the fact, so it waits for nothing: the delay is 0.
         return Outcome(True, max(outcome.remaining - cost, 0), charged.reset_after), state_after
 

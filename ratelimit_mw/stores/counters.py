@@ -85,7 +85,7 @@ class Counters:
     ) -> Sequence[Outcome]:
         """Conclude a decision that does not charge every counter: one denies, or there is no `commit`."""
         if denied:
-            self._withhold(asks, found, now)
+            self._withhold(asks, found, commit, now)
         charged = commit and all(outcome[0] or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
         if not charged:
             for place, (ask, ((allowed, _, _, _, delay), _)) in enumerate(zip(asks, found, strict=True)):
@@ -116,7 +116,7 @@ class Counters:
         outcome, state = self._ask(ask, 0, now)
         return (outcome._replace(delay=delay) if delay else outcome), state
 
-    def _withhold(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
+    def _withhold(self, asks: Sequence[Ask], found: list[_Found], commit: bool, now: int) -> None:
         """Leave uncharged the asks that the penalty of a shadow rule would have denied.
 
         The ask for a penalty stands before the asks that it watches, and its cost is their number.
@@ -124,7 +124,7 @@ class Counters:
         for place, (_, quota, watched, shadow) in enumerate(asks):
             if shadow and not found[place][0].allowed and ALGORITHMS[quota.algorithm].count_denial:
                 for behind in range(place + 1, place + 1 + watched):
-                    if not asks[behind].quota.overdraft:
+                    if not (commit and asks[behind].quota.overdraft):
                         found[behind] = self._ask(asks[behind], 0, now)
 
     def _count_denials(self, asks: Sequence[Ask], found: list[_Found], now: int) -> None:
@@ -187,9 +187,11 @@ def deciding(quota: Quota, cost: int, shadow: bool) -> Step:
 def withholding(quota: Quota, cost: int, shadow: bool) -> Step:
     """Compile the decision on requests of this cost that another counter denies: this one is not charged.
 
-    Only an overdraft is. A counter that has room is asked once, at no cost: it would admit the request.
+    Only an overdraft is. A counter that has room is asked once, at no cost: it would admit the request, unless requests
+    wait for their turn.
     """
-    decide, certain = DECIDE_ALL[quota.decided_by], not (quota.longest_wait or quota.overdraft)
+    waits = quota.longest_wait or ALGORITHMS[quota.algorithm].queue
+    decide, certain = DECIDE_ALL[quota.decided_by], not (waits or quota.overdraft)
 
     def step(value: bytes, now: int) -> Decided:
         before = value[STAMP_SIZE:]

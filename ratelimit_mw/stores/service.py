@@ -41,6 +41,9 @@ _LONGEST = 60_000
 _LARGEST = 8 * 1024 * 1024
 """The largest body of a response, in bytes."""
 
+_LONGEST_PROBLEM = 1000
+"""The most characters of a problem that a log shows."""
+
 _CHECK, _PEEK = b"/v1/check", b"/v1/peek"
 
 _CANNOT = (
@@ -348,7 +351,7 @@ def _told(response: Any, number: int) -> tuple[Sequence[Decision | None], Mappin
     if status != 200:
         raise StoreUnavailable(f"the service answered with status {status}")
     try:
-        told = json.loads(body)
+        told = json.loads(body.decode())  # as UTF-8 alone, which has no half of a surrogate pair
         if b"\\u" in body:  # an error if it is half of a surrogate pair, which no page and no metric could show
             json.dumps(told, ensure_ascii=False).encode()
         decisions, rules = [None if each is None else _decision(each) for each in told["rows"]], told.get("rules", {})
@@ -363,6 +366,7 @@ _FIELDS = len(Decision._fields)
 _FAR = 10**15
 _LONG = 10**9  # the most seconds that a thread can sleep are 9e9
 _OVERS = (None, "soft", "elastic")
+_REASONS = (None, "limited", "banned", "unavailable", "blocked", "shed")
 _TEXT_OR_NULL = {str, type(None)}
 _new = partial(tuple.__new__, Decision)
 
@@ -370,22 +374,22 @@ _new = partial(tuple.__new__, Decision)
 def _is_said(facts: dict[str, Any]) -> bool:
     """Whether this is what the denials of a rule may say."""
     status, message = facts.get("status"), facts.get("message")
-    return (status is None or status in range(400, 600)) and type(message) in _TEXT_OR_NULL
+    return (status is None or (type(status) is int and 400 <= status < 600)) and type(message) in _TEXT_OR_NULL
 
 
 def _decision(row: list[Any]) -> Decision:
     """The decision in a row, see `service.checks.as_row`. A newer service may have added fields."""
     del row[_FIELDS:]
-    allowed, rule, limit, remaining, reset_after, retry_after, delay, reset_at, over, policies, reason, *_, period = row
-    whole = 0 if rule is None else limit | remaining  # below 0 if one is, and an error if one is no integer
-    wait, length = 0 if retry_after is None else retry_after, 0 if period is None else period
+    allowed, rule, limit, remaining, reset_after, wait, delay, reset_at, over, policies, reason, used, period = row
+    whole = 0 if rule is None else limit | remaining | used  # below 0 if one is, and an error if one is no integer
+    if wait is None:
+        row[5], wait = math.inf, 0
+    length = 0 if period is None else period
     times = 0 <= reset_after < _FAR and 0 <= reset_at < _FAR and 0 <= wait < _FAR and 0 <= length < _FAR
     if not (times and 0 <= delay < _LONG and 0 <= whole < _FAR):
         raise ValueError("a number is negative, or too large")  # what is no number raises TypeError
-    if type(allowed) is not bool or over not in _OVERS or not {type(rule), type(reason)} <= _TEXT_OR_NULL:
+    if type(allowed) is not bool or over not in _OVERS or reason not in _REASONS or type(rule) not in _TEXT_OR_NULL:
         raise TypeError("a value has another type")
-    if retry_after is None:
-        row[5] = math.inf
     row[9] = () if policies is None else tuple(map(_decision, policies))
     if policies is None:
         row[9] = (_new(row),)
@@ -399,8 +403,9 @@ def _require_decisions(responses: Sequence[Any]) -> None:
 
 
 def _problem(body: bytes) -> str:
-    """The first problem that the service has told of."""
+    """The first problem that the service has told of, if it can be a line of the log."""
     try:
-        return str(json.loads(body)["problems"][0])
-    except (ValueError, TypeError, LookupError):
-        return "it does not say why"
+        problem = str(json.loads(body)["problems"][0])[:_LONGEST_PROBLEM]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        problem = ""
+    return problem if problem and problem.isprintable() else "it does not say why"

@@ -127,7 +127,7 @@ def conversations(draw):
         counters.append([(f"p:{number}:{name}:{{x}}", quota) for quota in tiers])
     every = list(itertools.chain(*counters))
     punishing = draw(st.lists(bans(), max_size=2))
-    now, steps = START + draw(st.integers(0, DAY)), []
+    now, steps, before = START + draw(st.integers(0, DAY)), [], []
     for _ in range(draw(st.integers(1, 25))):
         quota = draw(st.sampled_from(every))[1]
         now = now + draw(jumps(quota, back=True))
@@ -140,11 +140,14 @@ def conversations(draw):
         requests = []
         for _ in range(draw(st.integers(1, 3))):
             asked = draw(st.lists(st.sampled_from(every), min_size=1, max_size=3, unique_by=lambda counter: counter[0]))
-            shadow = draw(st.sampled_from((False, False, True)))
+            shadow, shaded = draw(st.sampled_from((False, False, True))), draw(st.integers(0, len(asked) - 1))
             asks = [
-                Ask(key, draw(perhaps_late(quota)), draw(costs(quota)), shadow=shadow and place == 0)
+                Ask(key, draw(perhaps_late(quota)), draw(costs(quota)), shadow=shadow and place == shaded)
                 for place, (key, quota) in enumerate(asked)
             ]
+            if before and draw(st.booleans()):
+                asks = draw(st.sampled_from(before))  # again, as most requests of a client
+            before.append(asks)
             what = draw(st.sampled_from(("charge", "charge", "charge", "look", "refund", "insist", "renew")))
             if punishing and what in ("charge", "look"):
                 asks = draw(watched(asks, draw(st.sampled_from(punishing))))

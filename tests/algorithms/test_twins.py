@@ -6,7 +6,8 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ratelimit_mw.model import Reply
+from ratelimit_mw.algorithms import ALGORITHMS
+from ratelimit_mw.model import Outcome, Reply
 from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import converse
@@ -22,6 +23,26 @@ class Keeping(MemoryStore):
 
     def _make_room(self, number, now):
         pass
+
+
+class Taking(Keeping):
+    """Takes each decision in one step, as the engine does with a plan."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.takers = {}
+
+    def decide(self, asks, *, commit=True):
+        if not commit or any(ALGORITHMS[ask.quota.algorithm].count_denial for ask in asks):
+            return super().decide(asks, commit=commit)
+        take, asked = self.takers.setdefault(tuple(asks), None) or self.taker(asks)
+        self.takers[tuple(asks)] = take, asked
+        now, rows, only = take(asked)
+        return Reply(now, [Outcome(*row) for row in rows], only)
+
+
+def values(store):
+    return {key: store.load(key) for key in store.keys("")}
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +63,14 @@ def connection(each_server):
 @given(conversations())
 def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, known, steps):
     clock = HistoryClock()
-    memory = Keeping(clock=clock)
+    memory, at_once = Keeping(clock=clock), Taking(clock=clock)
     prefix = f"{next(_examples)}:"
     for now, requests in steps:
         clock.time = now
         asked = [([ask._replace(key=prefix + ask.key) for ask in asks], intent) for asks, intent in requests]
         expected = [done(memory, *request) for request in asked]
+        assert [done(at_once, *request) for request in asked] == expected
+        assert values(at_once) == values(memory)
         replies = connection.carry(converse(asked, now, known), time.monotonic() + 5)
         said = [_listed(reply) for reply, (_, intent) in zip(replies, asked, strict=True) if not intent.insist]
         assert said == [reply for reply in expected if reply is not None]

@@ -447,32 +447,50 @@ STRANGE = [
         6: [-1, math.inf, 1e12],
         7: [math.inf],
         8: ["a\r\nset-cookie: b", {}],
-        10: [[]],
+        10: [[], "busy"],
+        11: [None, "1"],
         12: [{}, -1],
     }.items()
     for value in values
 ]
 TOLD = (
-    [(f"row {place}", {"rows": [row]}) for place, row in STRANGE]
+    [(f"row {place}", {"rows": [row]}) for place, row in [*STRANGE, ("short", ROW[:-1])]]
     + [
         (f"rules {said}", {"rows": [ROW], "rules": said})
-        for said in ([], {"r": 5}, *({"r": {"status": each}} for each in (99, "429")))
+        for said in ([], {"r": 5}, *({"r": {"status": each}} for each in (99, "429", 429.0)))
     ]
     + [(f"message {said!a}", {"rows": [ROW], "rules": {"r": {"message": said}}}) for said in (["a"], "\ud800")]
 )
 
 
-@EACH_SHELL
-@pytest.mark.parametrize("told", [each for _, each in TOLD], ids=[name for name, _ in TOLD])
-def test_a_reply_with_values_that_no_service_sends_is_an_unavailable_store(ask, told):
+HALF = {"rows": [[True, "\ud800", *ROW[2:]]]}
+BODIES = [(name, 200, json.dumps(each).encode()) for name, each in TOLD] + [
+    ("half of a pair in bytes", 200, json.dumps(HALF, ensure_ascii=False).encode("utf-8", "surrogatepass")),
+    ("half of a pair in UTF-16", 200, json.dumps(HALF).encode("utf-16-le")),
+    ("a nested refusal", 400, b"[" * 100_000),
+    ("a refusal of several lines", 403, json.dumps({"problems": ["a\r\nERROR forged"]}).encode()),
+]
+
+
+def answering(status, body):
+    """A server that answers the introduction of a connection as the service does, and each check with this."""
+
     async def other(scope, receive, send):
         while (await receive()).get("more_body"):
             pass
-        body = json.dumps({"rows": [ROW]} if scope["path"] == "/v1/peek" else told).encode()
-        length = [(b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": length})
-        await send({"type": "http.response.body", "body": body})
+        answer = (200, json.dumps({"rows": [ROW]}).encode()) if scope["path"] == "/v1/peek" else (status, body)
+        length = [(b"content-length", b"%d" % len(answer[1]))]
+        await send({"type": "http.response.start", "status": answer[0], "headers": length})
+        await send({"type": "http.response.body", "body": answer[1]})
 
-    with serving(other) as client, RateLimiter(of_app(str(client.base_url))) as limiter:
+    return serving(other)
+
+
+@EACH_SHELL
+@pytest.mark.parametrize(("status", "body"), [each[1:] for each in BODIES], ids=[each[0] for each in BODIES])
+def test_a_reply_with_values_that_no_service_sends_is_an_unavailable_store(ask, status, body, caplog):
+    with answering(status, body) as client, RateLimiter(of_app(str(client.base_url))) as limiter:
         answer = ask(limiter)
     assert (answer.status, answer.rate, answer.body) == (200, [], b"hello")
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage().isprintable()

@@ -310,6 +310,14 @@ class Contract(Decisions):
         found = [[outcome[:2] for outcome in reply.outcomes] for reply in replies]
         assert found == [[(True, 3), (True, 8)], [(True, 0), (True, 7)], [(False, 0), (True, 7)]]
 
+    def test_the_end_of_a_queue_that_an_overdraft_has_filled_comes_nearer(self, store, clock):
+        late = Ask("d:q:{x}", with_overdraft(Quota("leaky_bucket", 1, SECOND, 1)))
+        self.charge(store, [late])
+        self.refund(store, [late], clock.now())
+        ends = [self.decide(store, [late]).outcomes[0].reset_after for _ in range(2)]
+        clock.advance(0.5)
+        assert [*ends, self.decide(store, [late]).outcomes[0].reset_after] == [2 * SECOND, 2 * SECOND, 1_500_000]
+
     def test_only_overdrafts_are_charged_by_a_denied_request(self, store):
         late, gate = Ask("d:t:{x}", with_overdraft(quota(10)), 7), Ask("d:g:{x}", quota(3), 1)
         shadow = Ask("d:s:{x}", with_overdraft(quota(10)), 20, shadow=True)
