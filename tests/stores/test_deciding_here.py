@@ -111,7 +111,7 @@ def test_an_override_smaller_than_the_shards_is_possible(any_server):
 
 def test_the_interval_is_the_storage_sections(any_server):
     rules = config(consistency="write_back")
-    rules["storage"] = {"url": any_server.url, "interval": "20ms", "timeout": "1s"}
+    rules["storage"] = {"url": any_server.url, "interval": "20ms", "timeout": "5s"}
     with RateLimiter(rules) as limiter, RateLimiter(config(), storage=any_server.url) as other:
         for _ in range(10):
             limiter.check(ATTRIBUTES)

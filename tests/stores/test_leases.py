@@ -655,7 +655,7 @@ AT_EXIT = """
 import logging, os, signal, sys
 from ratelimit_mw import RateLimiter
 logging.basicConfig(format="%(levelname)s %(message)s")
-rules = {"domain": "d", "storage": {"url": sys.argv[1], "timeout": "1s"},
+rules = {"domain": "d", "storage": {"url": sys.argv[1], "timeout": "5s"},
          "rules": [{"name": "api", "by": "ip", "limit": "100 per hour", "consistency": "write_back"}]}
 limiter = RateLimiter(rules)
 assert all(limiter.check({"ip": "192.0.2.1"}).allowed for _ in range(10))
