@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting
 from ratelimit_mw.model import Quota
-from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, shadowed, stamp, withholding
+from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, deciding_uncharged, shadowed, stamp
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.shells.asking import IP, START, InSteps, limiter
 from tests.test_combinations import asked_asgi, asked_wsgi, history, loaded
@@ -75,7 +75,7 @@ def test_what_is_compiled_for_a_quota_gives_the_outcomes_and_the_values_of_the_g
         if outcome.allowed:
             unasked, state = DECIDE_ALL[name](value[STAMP_SIZE:], quota, 0, now)
             decided = unasked._replace(delay=outcome.delay), state
-        assert withholding(quota, cost, shadow)(value, now) == valued(quota, cost, shadow, now, decided)
+        assert deciding_uncharged(quota, cost, shadow)(value, now) == valued(quota, cost, shadow, now, decided)
         value = value if stored is None else stored
 
 

@@ -69,7 +69,7 @@ _TOPICS = {
 """Warnings that only some commands print."""
 
 
-_LASTING = ("worker", "serve")
+_LONG_RUNNING = ("worker", "serve")
 """The commands that run until they are stopped. They print warnings at once."""
 
 
@@ -88,7 +88,7 @@ class _Notes(logging.Handler):
         topic = getattr(record, "ratelimit_topic", None)
         if topic is None or self._command in _TOPICS[topic]:
             self._waiting[record.getMessage()] = None
-            if self._command in _LASTING:
+            if self._command in _LONG_RUNNING:
                 self.print()
 
     def print(self) -> None:

@@ -41,10 +41,10 @@ from ratelimit_mw.reload.controls import Override, Setting
 from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores.records import MemoryRecords
 
-Lasting = Annotated[
+Duration = Annotated[
     str | None, typer.Option("--for", metavar="TIME", help="How long it lasts, such as 30m, 2h or 7 days.")
 ]
-Comment = Annotated[str, typer.Option("--comment", "-m", help="A note for people.")]
+Comment = Annotated[str, typer.Option("--comment", "-m", help="A comment for other operators.")]
 Author = Annotated[str | None, typer.Option("--author", help="Who makes the change. Default: the user of this shell.")]
 
 
@@ -116,7 +116,7 @@ def set_(
     ] = None,
     block: Annotated[bool, typer.Option("--block", help="Deny all requests of the client with 403.")] = False,
     exempt: Annotated[bool, typer.Option("--exempt", help="Do not count requests of the client.")] = False,
-    lasting: Lasting = None,
+    duration: Duration = None,
     comment: Comment = "",
     author: Author = None,
     domain: Domain = None,
@@ -138,7 +138,7 @@ def set_(
             limit=limits,
             block=block,
             exempt=exempt,
-            duration=lasting,
+            duration=duration,
             comment=comment,
             author=author_of(author),
             domain=domain,
@@ -196,7 +196,7 @@ def switch(
         typer.Argument(metavar="[off|shadow|on]", help="The new setting. Without it, the present setting is shown."),
     ] = None,
     *,
-    lasting: Lasting = None,
+    duration: Duration = None,
     comment: Comment = "",
     author: Author = None,
     config: Config = DEFAULT_CONFIG,
@@ -212,7 +212,7 @@ def switch(
     with shared(config, storage, "the switch is", f"; otherwise start the app with {SWITCH}=off") as limiter:
         found = before = limiter.switch.kept()
         if word is not None:
-            found = limiter.switch.set(word, duration=lasting, comment=comment, author=author_of(author))
+            found = limiter.switch.set(word, duration=duration, comment=comment, author=author_of(author))
         domains = [part.domain for part in limiter.rules.parts]
     done = "" if word is None else f"; {_done(before, found)}"
     say_result({"domains": domains, **found._asdict()}, f"{_line(domains, found)}{done}", as_json=as_json)

@@ -46,7 +46,7 @@ from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Rule
-from ratelimit_mw.rules.asking import MOST_TOLD, AskingRules
+from ratelimit_mw.rules.asking import MOST_ATTRIBUTES, AskingRules
 from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
@@ -393,9 +393,11 @@ def _refuse_beside_a_service(file: Values, client: ClientSettings, problems: Pro
         problems.add(file.place("storage", "on_error"), "can't be local: the limits are the service's", hint)
     if "ratelimit" in (*file[RESPONSE].headers.allowed, *file[RESPONSE].headers.denied):
         hint = "remove ratelimit: x-ratelimit and retry-after can be sent"
-        problems.add(file.place("response", "headers"), "the service does not tell the policies of RateLimit", hint)
-    if len(client.attributes) > MOST_TOLD - _BUILT_IN:
-        most = f"a service is told at most {MOST_TOLD - _BUILT_IN} attributes of an app's own"
+        problems.add(
+            file.place("response", "headers"), "the service does not send the policies of the header RateLimit", hint
+        )
+    if len(client.attributes) > MOST_ATTRIBUTES - _BUILT_IN:
+        most = f"an app sends a service at most {MOST_ATTRIBUTES - _BUILT_IN} attributes of its own"
         problems.add(file.key_place("attributes"), most, "remove those that its rules do not name")
 
 

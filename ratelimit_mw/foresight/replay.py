@@ -172,8 +172,8 @@ class _Run:
         places = {f"{form.place('ip')} of {form.name}": None for form in self._formats if form.has("ip")}
         return (
             f"{outcome.without_address:,} of {outcome.requests:,} requests have no readable address in "
-            f"{', '.join(places)}, such as {outcome.stranger!r:.80}: they count as one client. `--field ip=…` says "
-            "where the address is"
+            f"{', '.join(places)}, such as {outcome.unreadable_address!r:.80}: they count as one client. `--field ip=…`"
+            " says where the address is"
         )
 
     def _has(self, name: str) -> bool:

@@ -267,7 +267,7 @@ class RulesOutcome:
         denied: The requests that were denied.
         shadow_denied: The requests that were allowed, and that a shadow rule would have denied.
         without_address: The requests without a readable address that a rule counts by their address.
-        stranger: What the first of them has in place of an address.
+        unreadable_address: What the first of them has in place of an address.
         reasons: How many requests were denied for each reason.
         rules: What each rule did, by its place in the order of the files. (Several limits may have one name.)
         clients: The denials of each rule and client, by the place of the rule and the identity of the client.
@@ -278,7 +278,7 @@ class RulesOutcome:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.requests = self.denied = self.shadow_denied = self.without_address = 0
-        self.stranger = ""
+        self.unreadable_address = ""
         self.reasons: Counter[str] = Counter()
         self.rules = {place: RuleResult(rule) for place, rule in enumerate(rules)}
         self.clients: Heaviest[tuple[int, str]] = Heaviest()

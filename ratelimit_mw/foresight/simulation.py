@@ -234,7 +234,7 @@ class Decider:
             result.asked += 1
         if unaddressed:
             self.outcome.without_address += 1
-            self.outcome.stranger = self.outcome.stranger or ip
+            self.outcome.unreadable_address = self.outcome.unreadable_address or ip
         if (
             not verdict.allowed
             or verdict.over

@@ -25,7 +25,7 @@ _PLAIN = frozenset(("ip", "method", "path", "host", "tier", "route"))
 _LONGEST = 1024
 """The most characters of a value that is sent as it is. The service refuses more than 4 KiB, with the whole batch."""
 
-MOST_TOLD = 32
+MOST_ATTRIBUTES = 32
 """The most attributes of a question, see `service.checks`."""
 
 _PREFLIGHT = ("origin", "access-control-request-method")
@@ -76,41 +76,41 @@ class AskingRules(RuleSet):
         free = selection[2]
         if free is not None:
             return BLOCKED if free == REFUSED else ()
-        return self._charges_of(self._question(self._told(request), named), cost)
+        return self._charges_of(self._question(self._attributes_of(request), named), cost)
 
     def _charges_of(self, question: str, cost: int) -> tuple[Charge, ...]:
         return (Charge(self._rule, Ask(f"{self.key}:{ASKED}:{{{question}", NOTHING, cost)),)
 
-    def _question(self, told: dict[str, str], named: str = "") -> str:
+    def _question(self, found: dict[str, str], named: str = "") -> str:
         """The question with these attributes, whose values are JSON, without its first brace."""
-        if len(told) > MOST_TOLD:
-            raise ValueError(f"a service is told at most {MOST_TOLD} attributes")
-        attributes = ",".join([f"{quoted(name)}:{value}" for name, value in told.items()])
+        if len(found) > MOST_ATTRIBUTES:
+            raise ValueError(f"an app sends a service at most {MOST_ATTRIBUTES} attributes")
+        attributes = ",".join([f"{quoted(name)}:{value}" for name, value in found.items()])
         return f'"attributes":{{{attributes}}},{named}{self._end}'
 
-    def _told(self, request: Request) -> dict[str, str]:
-        """The JSON of each attribute of a request that the service is told."""
-        told: dict[str, str] = {}
+    def _attributes_of(self, request: Request) -> dict[str, str]:
+        """The attributes of a request that the service gets, each with its JSON."""
+        found: dict[str, str] = {}
         address = self.attributes.address(request)
         if address is not None:
-            told["remote_address"] = quoted(address)
+            found["remote_address"] = quoted(address)
         if request.method:
-            told["method"] = _plain(request.method)
+            found["method"] = _plain(request.method)
         for name, read in self._readers:
             value = request.path if name == "path" and request.context is not None else read(request)
             if value is not None:
-                told[name] = _plain(value) if name in _PLAIN else self._hashed(name, value, address)
+                found[name] = _plain(value) if name in _PLAIN else self._hashed(name, value, address)
         if request.method == "OPTIONS" and request.context is not None:
             for name in _PREFLIGHT:
                 lines = request.header_lines(name)
                 if len(lines) == 1:
-                    told[f"header:{name}"] = _plain(lines[0])
+                    found[f"header:{name}"] = _plain(lines[0])
         elif isinstance(request, MappingRequest):
             for name, value in (*request.values.items(), *request.raw.items()):
                 if value and name != "ip" and not name.startswith("("):
                     plain = name in _PLAIN or name.startswith("path:")
-                    told[name] = _plain(value) if plain else self._hashed(name, value, address)
-        return told
+                    found[name] = _plain(value) if plain else self._hashed(name, value, address)
+        return found
 
     def _hashed(self, name: str, value: str, address: str | None) -> str:
         return quoted(self.attributes.digest_of(name)(f"ip={address}" if value == BY_ADDRESS else value))
@@ -119,8 +119,8 @@ class AskingRules(RuleSet):
 def client_of(key: str) -> str:
     """Return the key of an ask, with the client in place of the question. Logs have it."""
     stem, _, _ = key.partition("{")
-    told = json.loads(key[len(stem) :]).get("attributes", {})
-    named = (("ip", told.get("remote_address")), ("user", told.get("user")))
+    found = json.loads(key[len(stem) :]).get("attributes", {})
+    named = (("ip", found.get("remote_address")), ("user", found.get("user")))
     return f"{stem}{{{'+'.join(f'{name}={value}' for name, value in named if value)}}}"
 
 

@@ -81,7 +81,7 @@ class Rules:
         self.special = self.metered or self.waiting or self.settling or self.messages is not None
         """A request takes more than one decision before the app is called."""
         by_path = any(part.by_path for part in parts)
-        remembered = self.asking is None and not self.metered and all(part.lasting for part in parts)
+        remembered = self.asking is None and not self.metered and all(part.overrides_never_end for part in parts)
         self.plans = Plans([part.attributes for part in parts], by_path=by_path) if remembered else None
         """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
         self.bare = self.plans is not None and self.plans.bare and not self.special
@@ -215,8 +215,8 @@ def require_named(rules: Rules, names: Iterable[str]) -> None:
 def _settled_late(rule: CompiledRule) -> str:
     """Return what settles the charges of a rule when the response is known. "" if nothing does."""
     if rule.rule.counts is not None:
-        return "count"
-    return "a cost that the response tells" if rule.rule.cost_after is not None else ""
+        return "its count"
+    return "its cost" if rule.rule.cost_after is not None else ""
 
 
 class InForce(Protocol):

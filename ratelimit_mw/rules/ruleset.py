@@ -126,7 +126,7 @@ class RuleSet:
         self.shadow = shadow
         """Nothing is enforced, not even blocks."""
         self._own = overrides = tuple(self._enforced(overrides))
-        self.lasting = _lasting(overrides)
+        self.overrides_never_end = _never_end(overrides)
         """Whether no override ends."""
         self._tier = _tier_reader(rules, attributes)
         self._replacing = any(rule.replaces for rule in rules)
@@ -186,7 +186,7 @@ class RuleSet:
         if self.messages is not None:
             same.messages = copy.copy(self.messages)
             same.messages._use(same.overrides)  # noqa: SLF001  one of our own
-        same.lasting = _lasting(held)
+        same.overrides_never_end = _never_end(held)
         if self.classifier is not None:
             same.classifier = self.classifier.overridden(blocks_and_exemptions(further), clock)
         return same
@@ -393,5 +393,5 @@ def _tier_reader(rules: Iterable[CompiledRule], attributes: Attributes) -> Reade
     return (lambda _request: None) if any(rule.read_limit is not None for rule in rules) else None
 
 
-def _lasting(overrides: Iterable[CompiledOverride]) -> bool:
+def _never_end(overrides: Iterable[CompiledOverride]) -> bool:
     return all(override.until == NEVER for override in overrides)

@@ -85,7 +85,7 @@ class Counters:
     ) -> Sequence[Outcome]:
         """Conclude a decision that does not charge every counter: one denies, or there is no `commit`."""
         if denied:
-            self._withhold(asks, found, commit, now)
+            self._leave_uncharged(asks, found, commit, now)
         charged = commit and all(outcome[0] or ask.shadow for ask, (outcome, _) in zip(asks, found, strict=True))
         if not charged:
             for place, (ask, ((allowed, _, _, _, delay), _)) in enumerate(zip(asks, found, strict=True)):
@@ -116,7 +116,7 @@ class Counters:
         outcome, state = self._ask(ask, 0, now)
         return (outcome._replace(delay=delay) if delay else outcome), state
 
-    def _withhold(self, asks: Sequence[Ask], found: list[_Found], commit: bool, now: int) -> None:
+    def _leave_uncharged(self, asks: Sequence[Ask], found: list[_Found], commit: bool, now: int) -> None:
         """Leave uncharged the asks that the penalty of a shadow rule would have denied.
 
         The ask for a penalty stands before the asks that it watches, and its cost is their number.
@@ -184,7 +184,7 @@ def deciding(quota: Quota, cost: int, shadow: bool) -> Step:
     return step
 
 
-def withholding(quota: Quota, cost: int, shadow: bool) -> Step:
+def deciding_uncharged(quota: Quota, cost: int, shadow: bool) -> Step:
     """Compile the decision on requests of this cost that another counter denies: this one is not charged.
 
     Only an overdraft is. A counter that has room is asked once, at no cost: it would admit the request, unless requests

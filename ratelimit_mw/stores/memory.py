@@ -21,10 +21,10 @@ from ratelimit_mw.stores.counters import (
     Decided,
     Step,
     deciding,
+    deciding_uncharged,
     evicted,
     first_unexpired,
     shadowed,
-    withholding,
 )
 
 _log = logging.getLogger("ratelimit_mw")
@@ -55,26 +55,26 @@ class _Compiled(NamedTuple):
         quota: The quota. It is kept so that its identity stays its own.
         admit: Decides on most requests.
         step: Decides on all others.
-        withheld: Decides on a request that another counter denies.
+        uncharged: Decides on a request that another counter denies.
         take: Decides and charges, where a request asks this counter alone.
     """
 
     quota: Quota
     admit: Admit
     step: Step
-    withheld: Step
+    uncharged: Step
     take: Callable[[_Place], Taken]
 
 
 class _Several:
     """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
 
-    __slots__ = ("denier", "places")
+    __slots__ = ("denied_by", "places")
 
     def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, Step, Step, bool]]) -> None:
         self.places = places
         """Each with its decisions, see `_Compiled`, and whether it is a shadow, which denies nothing."""
-        self.denier = -1
+        self.denied_by = -1
         """The index of the counter that has denied the last request. -1 if none has."""
 
 
@@ -102,7 +102,7 @@ class MemoryStore(Counters, Store):
 
     def __init__(self, *, max_counters: int = 1_000_000, clock: Clock | None = None) -> None:
         if max_counters < 1:
-            raise ValueError(f"max_counters is {max_counters}: a store needs room for one counter at least")
+            raise ValueError(f"max_counters is {max_counters}: it must be at least 1")
         self._now = (clock or SystemClock()).now
         self._count = max(1, max_counters // _SEGMENT)
         self._room = max_counters // self._count
@@ -140,8 +140,8 @@ class MemoryStore(Counters, Store):
             return self._compiled(ask[1], ask[2], ask[3])[4], (key, segments[hash(key) % count])
         places = []
         for key, quota, cost, shadow in asks:
-            _, admit, step, withheld, _ = self._compiled(quota, cost, shadow)
-            places.append((key, segments[hash(key) % count], admit, step, withheld, shadow))
+            _, admit, step, uncharged, _ = self._compiled(quota, cost, shadow)
+            places.append((key, segments[hash(key) % count], admit, step, uncharged, shadow))
         return self._take_all, _Several(places)
 
     def _compiled(self, quota: Quota, cost: int, shadow: bool) -> _Compiled:
@@ -154,7 +154,7 @@ class MemoryStore(Counters, Store):
             admit, step = admitting(quota, cost), deciding(quota, cost, shadow)
             if shadow:
                 admit = shadowed(admit)
-            known = _Compiled(quota, admit, step, withholding(quota, cost, shadow), self._taking(admit, step))
+            known = _Compiled(quota, admit, step, deciding_uncharged(quota, cost, shadow), self._taking(admit, step))
             self._known[key] = known
         return known
 
@@ -182,14 +182,14 @@ class MemoryStore(Counters, Store):
         places = asked.places
         with self._lock:
             now = self._now()
-            found = self._denied(asked, now) if asked.denier >= 0 else []
+            found = self._denied(asked, now) if asked.denied_by >= 0 else []
             if not found:
                 for key, segment, admit, step, _, shadow in places:
                     stored = segment.get(key, b"")
                     used_up = stored and stored[SHARE] == USED_UP
                     decided = (None if used_up else admit(stored, now)) or step(stored, now)
                     if not (decided[0][0] or shadow):
-                        asked.denier = len(found)
+                        asked.denied_by = len(found)
                         found = self._denied(asked, now)
                         break
                     found.append(decided)
@@ -203,15 +203,15 @@ class MemoryStore(Counters, Store):
     @staticmethod
     def _denied(asked: _Several, now: int) -> list[Decided]:
         """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
-        key, segment, _, step, _, _ = asked.places[asked.denier]
+        key, segment, _, step, _, _ = asked.places[asked.denied_by]
         decided = step(segment.get(key, b""), now)
         if decided[0][0]:
-            asked.denier = -1
+            asked.denied_by = -1
             return []
         found: list[Decided] = []
-        for key, segment, _, _, withheld, _ in asked.places:
-            denies = len(found) == asked.denier
-            found.append(decided if denies else withheld(segment.get(key, b""), now))
+        for key, segment, _, _, uncharged, _ in asked.places:
+            denies = len(found) == asked.denied_by
+            found.append(decided if denies else uncharged(segment.get(key, b""), now))
         return found
 
     def keys(self, prefix: str) -> Iterator[str]:

@@ -313,10 +313,10 @@ def _converse(requests: Sequence[StoreRequest]) -> Conversation:
             calls.append((path, '{{"checks":[{}],"rows":true}}'.format(",".join(batch)).encode()))
             sizes.append(len(batch))
     responses = yield calls
-    told = [_told(response, size) for response, size in zip(responses, sizes, strict=True)]
-    rules = {name: facts for _, known in told for name, facts in known.items()}
+    answers = [_decisions_of(response, size) for response, size in zip(responses, sizes, strict=True)]
+    rules = {name: facts for _, known in answers for name, facts in known.items()}
     replies: list[list[Any]] = [[] for _ in requests]
-    for place, decision in zip(order, chain.from_iterable([decisions for decisions, _ in told]), strict=True):
+    for place, decision in zip(order, chain.from_iterable([decisions for decisions, _ in answers]), strict=True):
         replies[place].append(decision)
     return [ServiceReply.of(each, rules) if None not in each else CounterError(_UNKNOWN) for each in replies]
 
@@ -340,7 +340,7 @@ def _batches(questions: Sequence[str]) -> Iterator[Sequence[str]]:
         yield batch
 
 
-def _told(response: Any, number: int) -> tuple[Sequence[Decision | None], Mapping[str, Any]]:
+def _decisions_of(response: Any, number: int) -> tuple[Sequence[Decision | None], Mapping[str, Any]]:
     """The decisions of a response, and what it says of their rules. None is for a rule that the service does not have.
 
     Raises StoreUnavailable if there are none.
@@ -351,11 +351,12 @@ def _told(response: Any, number: int) -> tuple[Sequence[Decision | None], Mappin
     if status != 200:
         raise StoreUnavailable(f"the service answered with status {status}")
     try:
-        told = json.loads(body.decode())  # as UTF-8 alone, which has no half of a surrogate pair
+        answer = json.loads(body.decode())  # as UTF-8 alone, which has no half of a surrogate pair
         if b"\\u" in body:  # an error if it is half of a surrogate pair, which no page and no metric could show
-            json.dumps(told, ensure_ascii=False).encode()
-        decisions, rules = [None if each is None else _decision(each) for each in told["rows"]], told.get("rules", {})
-        if len(decisions) == number and all(map(_is_said, rules.values())):
+            json.dumps(answer, ensure_ascii=False).encode()
+        decisions = [None if each is None else _decision(each) for each in answer["rows"]]
+        rules = answer.get("rules", {})
+        if len(decisions) == number and all(map(_is_plausible, rules.values())):
             return decisions, rules
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise PermanentFault(_UNLIKE, _OTHER_SERVER) from error
@@ -371,7 +372,7 @@ _TEXT_OR_NULL = {str, type(None)}
 _new = partial(tuple.__new__, Decision)
 
 
-def _is_said(facts: dict[str, Any]) -> bool:
+def _is_plausible(facts: dict[str, Any]) -> bool:
     """Whether this is what the denials of a rule may say."""
     status, message = facts.get("status"), facts.get("message")
     return (status is None or (type(status) is int and 400 <= status < 600)) and type(message) in _TEXT_OR_NULL
@@ -399,11 +400,11 @@ def _decision(row: list[Any]) -> Decision:
 def _require_decisions(responses: Sequence[Any]) -> None:
     """Raise StoreUnavailable if the responses to the introduction of a connection are no decisions."""
     for response in responses:
-        _told(response, 1)
+        _decisions_of(response, 1)
 
 
 def _problem(body: bytes) -> str:
-    """The first problem that the service has told of, if it can be a line of the log."""
+    """The first problem that the body of the service names, if it can be a line of the log."""
     try:
         problem = str(json.loads(body)["problems"][0])[:_LONGEST_PROBLEM]
     except (ValueError, TypeError, LookupError, RecursionError):

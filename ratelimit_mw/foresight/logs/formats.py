@@ -137,11 +137,11 @@ def _detected(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     for name in _DETECTED:
         if _fits(PatternFormat(name, NAMED[name]), lines):
             form = PatternFormat(name, NAMED[name], places)
-            stranger = _stranger(form, lines)
-            if stranger is None:
+            found = _not_an_address(form, lines)
+            if found is None:
                 return form
             doubt = doubt or (
-                f"the lines look like {name!r}, but have {stranger!r:.80} in place of an address ({form.place('ip')}). "
+                f"the lines look like {name!r}, but have {found!r:.80} in place of an address ({form.place('ip')}). "
             )
     if sum(1 for line in lines if _UVICORN_LINE.fullmatch(line.strip())) * 2 > len(lines):
         raise UnusableLog(
@@ -163,7 +163,7 @@ def read_sample(form: LineFormat, lines: Sequence[str], wanted: Sequence[str] = 
     return form.reader(wanted, Unreadable()).read(text.encode("utf-8", "replace"))
 
 
-def _stranger(form: LineFormat, lines: Sequence[str]) -> str | None:
+def _not_an_address(form: LineFormat, lines: Sequence[str]) -> str | None:
     """Return what stands in place of an address, if this is more than a tenth of the lines, otherwise None."""
     ips = [entry.ip for entry in read_sample(form, lines)]
     strange = [ip for ip in ips if canonical(ip) is None] if form.has("ip") else []

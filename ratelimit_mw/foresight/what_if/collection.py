@@ -95,7 +95,7 @@ class Recording:
     Args:
         rules: The rules, in the order of the files.
         named: Names a client.
-        lasting: Keep how long each request took.
+        durations: Keep how long each request took.
 
     Attributes:
         blocks: The columns of each block of requests, compressed: `times`, `plans`, `paths`, `marks` and `durations`.
@@ -117,7 +117,7 @@ class Recording:
         too_many: Why no requests are kept, as a sentence. "" if they are.
     """
 
-    def __init__(self, rules: Sequence[Rule], named: Named, *, lasting: bool = False) -> None:
+    def __init__(self, rules: Sequence[Rule], named: Named, *, durations: bool = False) -> None:
         self.times, self.plans = array("q"), array("i")
         self.paths, self.marks = array("H"), array("I")
         self.durations = array("q")
@@ -135,7 +135,7 @@ class Recording:
         self.too_many = ""
         self.named = named
         self.rules = rules
-        self._lasting = lasting
+        self._durations = durations
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         self._known_series: dict[Series, int] = {}
         self._recent: dict[int, tuple[Sequence[Charge], int]] = {}
@@ -155,7 +155,7 @@ class Recording:
         self.plans.append(number if verdict.allowed else ~number)
         self.paths.append(self.path_names[target])
         self.marks.append(self.agents[agent] << STATUS | status)
-        if self._lasting:
+        if self._durations:
             self.durations.append(lasted)
         if len(self.times) >= self._room:
             self.pack()
@@ -284,7 +284,7 @@ class Collection:
     def __init__(self, rules: Rules, name: str | None, simulation: Callable[[], Simulation], named: Named) -> None:
         self.simulation, self.name = simulation, name
         rules_of_all = [rule for part in rules.parts for rule in part.rules]
-        self.recording = Recording(rules_of_all, named, lasting=rules.settling)
+        self.recording = Recording(rules_of_all, named, durations=rules.settling)
         self.subjects: list[Subject] = [each for each in subjects_of(rules) if name in (None, each.rule.name)]
 
 

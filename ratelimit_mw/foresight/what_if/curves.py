@@ -271,7 +271,7 @@ class _Makers:
             return charge
 
         simulation = self._collection.simulation()
-        made: dict[int, tuple[Plan, Sequence[int], _Lasting]] = {}
+        made: dict[int, tuple[Plan, Sequence[int], _KnownDenial]] = {}
         denied, limited = 0, set[str]()
         try:
             for at, number, status, lasted in columns.decidable(asking):
@@ -281,18 +281,18 @@ class _Makers:
                     places = [place for place, charge in enumerate(charges) if charge.rule is rule]
                     asked = columns.members[recording.places_of(number)]
                     alone = bool((askers[asked[used[asked]]] == 1).all())
-                    lasting = _Lasting(charges, places, alone=alone, never=whole or rule.shadow)
-                    known = made[number] = simulation.plan_of(charges), places, lasting
-                plan, own, lasting = known
-                if at < lasting.until:
-                    denied += lasting.denying
+                    known_denial = _KnownDenial(charges, places, alone=alone, never=whole or rule.shadow)
+                    known = made[number] = simulation.plan_of(charges), places, known_denial
+                plan, own, known_denial = known
+                if at < known_denial.until:
+                    denied += known_denial.denying
                     continue
                 outcomes = simulation.taken(at, plan)
                 if outcomes is None:
                     verdict = simulation.decide(at, status, lasted, plan)
                     outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
                 else:
-                    lasting.note(at, outcomes)
+                    known_denial.note(at, outcomes)
                 if outcomes:
                     for place in own:
                         if not outcomes[place][0]:
@@ -304,7 +304,7 @@ class _Makers:
         return denied, limited
 
 
-class _Lasting:
+class _KnownDenial:
     """Until when the engine decides the same on the requests of a plan: most denials charge nothing.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import Reply
 from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
-from ratelimit_mw.stores.redis.faults import refusal, stranger, unavailable
+from ratelimit_mw.stores.redis.faults import not_redis, refusal, unavailable
 
 GRACE = 0.01
 """Seconds by which a deadline is extended, for a reply that has arrived while the process itself was delayed."""
@@ -136,7 +136,7 @@ class Replies:
 
     def _garbled(self) -> StoreUnavailable:
         if not self._begun:
-            return stranger(bytes(self._data[:40]))
+            return not_redis(bytes(self._data[:40]))
         return StoreUnavailable(f"the server sent an invalid reply: {bytes(self._data[:40])!r}")
 
 

@@ -24,13 +24,13 @@ _REMEDIES = [
     (r"DB index is out of range|invalid DB index", "write the number of a database that the server has, such as /0"),
     (
         r"SELECT is not allowed in cluster mode|^MOVED |^CROSSSLOT ",
-        "the server is one of a cluster: use redis+cluster://",
+        "the server is a node of a cluster: use redis+cluster://",
     ),
-    (r"cluster support disabled", "the server is not one of a cluster: use redis:// or rediss://"),
+    (r"cluster support disabled", "the server is not a node of a cluster: use redis:// or rediss://"),
     (r"unknown command .?SENTINEL", "the server is no Sentinel: use redis://, or the port of the Sentinels"),
     (
         r"unknown command",
-        "correct the host and the port in the storage URL: this server has no scripts. For a Sentinel use redis+sentinel://",
+        "correct the host and the port in the storage URL: this server runs no scripts. For a Sentinel use redis+sentinel://",
     ),
     (r"No such master with that name", "correct the name of the service in the storage URL"),
     (
@@ -69,12 +69,12 @@ def unavailable(error: Exception) -> StoreUnavailable:
     return refusal(str(error) or type(error).__name__)
 
 
-def stranger(greeting: bytes) -> PermanentFault:
+def not_redis(greeting: bytes) -> PermanentFault:
     """The exception for a server whose first bytes are not Redis's."""
     if greeting.startswith(_ALERT):
         return PermanentFault("the server speaks TLS", _TLS)
     remedy = "correct the host and the port in the storage URL"
-    return PermanentFault(f"the server is no Redis: it sent {greeting[:40]!r}", remedy)
+    return PermanentFault(f"the server is not a Redis server: it sent {greeting[:40]!r}", remedy)
 
 
 def mismatch(url: str, address: tuple[str, int] | None, failure: str) -> PermanentFault | None:
