@@ -39,8 +39,8 @@ class RateLimitThrottle(BaseThrottle):
             a rule of the file.
             All views with this throttle share it. A scope may be a limit, too. If a `throttle_scope` is a limit, each
             view has counters of its own.
-        cost: What a request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
-            that gets the request and returns it.
+        cost: What a request is charged, as a multiple of the rule's `cost`: a whole number of at least 0, or a
+            function that gets the request and returns it.
         by: This and the following are the options of `LimitOptions`.
         algorithm: See `LimitOptions`.
         methods: See `LimitOptions`.

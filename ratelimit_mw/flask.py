@@ -58,7 +58,7 @@ def enforce(rule: str, cost: int = 1, *, key: Key = UNSET, limit: str | None = N
 
     Args:
         rule: The name of the rule.
-        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+        cost: What the request is charged, as a multiple of the rule's `cost`. A whole number of at least 0.
         key: What the rule counts by in place of its `by`: a text, a whole number or a UUID. It is hashed. With None or
             "", the rule does not apply, as if an attribute were absent.
         limit: A limit in place of the rule's, in the form of a rules file, such as "5 per hour".
@@ -100,8 +100,8 @@ def limited(
         rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
             gets the request and returns such a limit. A limit has counters of its own for each view and each place in
             the stack.
-        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
-            that gets the request and returns it. What is no such number counts as 1, and is logged once.
+        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number of at least 0, or a
+            function that gets the request and returns it. Any other value counts as 1, and is logged once.
         options: The options, see `LimitOptions`.
 
     Raises:

@@ -474,7 +474,7 @@ class RateLimiter:
             return
         self._unexamined = 0
         logger.warning(
-            "limiter.%s() was called in a running event loop, which stands still until the store has answered: write "
+            "limiter.%s() was called in a running event loop, and blocks it until the store has answered: write "
             "await limiter.a%s(…) (logged once)",
             method,
             method,
@@ -508,7 +508,9 @@ class RateLimiter:
 
     def _require_rules(self, method: str) -> None:
         if self.rules.asking is not None:
-            raise RuntimeError(f"{method} needs rules, and this app asks a service, which has them: ask the service")
+            raise RuntimeError(
+                f"{method} needs the rules, which only the service at storage.url has: ask the service itself"
+            )
 
     def _keys(self, attributes: Arguments, domain: str | None, named: ByName) -> list[str]:
         rules = self._rules_of(domain)

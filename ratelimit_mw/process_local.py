@@ -62,8 +62,8 @@ def event() -> threading.Event:
 class Forked(Protocol):
     """An object that must be reset in the child of a fork.
 
-    If no other thread may use it during the fork, it also has `before_fork`, which takes its lock, or goes on without
-    it after a short time, and `after_fork_in_parent`, which releases the lock if it was taken.
+    If no other thread may use it during the fork, it has two more methods. `before_fork` takes its lock, or goes on
+    without it after a short time. `after_fork_in_parent` releases the lock if it was taken.
     """
 
     def after_fork(self) -> None:

@@ -123,7 +123,7 @@ class TestHere:
                 limiter.reload()
         assert caplog.messages == [
             "the switch is off: everything passes, uncounted (ada: incident 12)",
-            "the switch is on again: limits hold",
+            "the switch is on again: limits apply",
         ]
 
     def test_an_explanation_speaks_of_it(self):

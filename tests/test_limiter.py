@@ -154,7 +154,7 @@ class TestCost:
     def test_that_is_no_whole_number_is_refused_before_anything_is_charged(self, call, cost):
         limiter = engine()
         for method in ("check", "peek"):
-            with pytest.raises(ValueError, match=r"cost is .*: it has to be a whole number from 0 on"):
+            with pytest.raises(ValueError, match=r"cost is .*: it must be a whole number of at least 0"):
                 call(limiter, method, CLIENT, cost=cost)
         assert call(limiter, "check", CLIENT).remaining == 1
 
@@ -454,8 +454,8 @@ class TestARuleByName:
         ("named", "message"),
         [
             pytest.param({"key": "a"}, "rule takes the name of a rule, which key and limit belong to", id="no rule"),
-            pytest.param({"rule": "mail", "key": 1.5}, "key takes a text, a whole number or a UUID", id="a key"),
-            pytest.param({"rule": "mail", "limit": 5}, "limit takes a text such as '5 per minute'", id="a limit"),
+            pytest.param({"rule": "mail", "key": 1.5}, "key takes a string, a whole number or a UUID", id="a key"),
+            pytest.param({"rule": "mail", "limit": 5}, "limit takes a string such as '5 per minute'", id="a limit"),
             pytest.param({"rul": "mail"}, "unexpected keyword argument 'rul'", id="a typing mistake"),
         ],
     )

@@ -179,24 +179,24 @@ def _words() -> ArgumentParser:
         allow_abbrev=False,
     )
     add, environ = words.add_argument, os.environ
-    add("descriptors", nargs="*", metavar="KEY=VALUE[,KEY=VALUE…]", help="Commas are between the entries of one.")
+    add("descriptors", nargs="*", metavar="KEY=VALUE[,KEY=VALUE…]", help="One descriptor. Commas separate its entries.")
     add(
         "--grpc",
         metavar="ADDRESS",
         default=environ.get("RATELIMIT_GRPC", "127.0.0.1:8081"),
-        help="[HOST:]PORT or unix:PATH. The variable RATELIMIT_GRPC has it, too.",
+        help="[HOST:]PORT or unix:PATH. Default: the variable RATELIMIT_GRPC, or 127.0.0.1:8081.",
     )
     add("--domain", "-d", help="The domain of the rules.")
-    add("--hits", type=int, help="The hits of each descriptor, as of Envoy. 0 only asks, and -3 gives 3 back.")
+    add("--hits", type=int, help="The hits of each descriptor. 0 charges nothing, and -3 refunds 3.")
     add("--health", action="store_true", help="Ask whether the service takes requests.")
     add(
         "--token",
         default=environ.get("RATELIMIT_TOKEN"),
-        help="The token that the service requires. The variable RATELIMIT_TOKEN has it, too.",
+        help="The token that the service requires. Default: the variable RATELIMIT_TOKEN.",
     )
-    add("--server-ca", type=_file, metavar="FILE", help="Use TLS and trust these authorities, PEM.")
-    add("--cert", type=_file, metavar="FILE", help="The certificate of the client, PEM.")
-    add("--key", type=_file, metavar="FILE", help="Its key, PEM.")
+    add("--server-ca", type=_file, metavar="FILE", help="Use TLS, and trust these certificate authorities (PEM).")
+    add("--cert", type=_file, metavar="FILE", help="The certificate of the client (PEM).")
+    add("--key", type=_file, metavar="FILE", help="The key of --cert (PEM).")
     add("--timeout", type=float, default=5.0, help="Seconds to wait for the answer.")
     add("--json", action="store_true", help="Print JSON, for programs.")
     return words

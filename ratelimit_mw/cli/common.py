@@ -331,7 +331,11 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
     except StoreUnavailable as error:
         fail(f"the rules can't be fetched: {error}", Exit.STORE_AWAY)
     if limiter.rules.asking is not None:
-        fail("the rules and the counters are those of the service that the app asks: name its file", Exit.USAGE)
+        fail(
+            "these rules are those of an app that asks a service, which has the rules and the counters: name the rules "
+            "of the service",
+            Exit.USAGE,
+        )
     if limiter.rules.observe.live:
         set_reporting(limiter, reporting=False)  # a command serves no requests
     # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.

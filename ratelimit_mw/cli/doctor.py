@@ -88,7 +88,7 @@ class Setup(NamedTuple):
 def _switch(setup: Setup) -> Iterator[Finding]:
     word, source = setup.switch.word, setup.switch.source
     if word == "on":
-        yield Finding("ok", "the kill switch is on: limits hold")
+        yield Finding("ok", "the kill switch is on: limits apply")
     else:
         where, remedy = f"in {source}", "ratelimit-mw switch on"
         if source == "environment":

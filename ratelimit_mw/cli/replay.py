@@ -269,7 +269,7 @@ def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient:
     if not result.outcome.requests:
         fail("there is no request to replay", Exit.PROBLEMS)
     if result.unasked:
-        fail("no rule was asked, so the result says nothing", Exit.PROBLEMS)
+        fail("no rule applied to a request, so the result says nothing", Exit.PROBLEMS)
     outcome = result.outcome
     denied = outcome.denied + outcome.shadow_denied * count_shadow
     if rule is not None:

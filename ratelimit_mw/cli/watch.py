@@ -25,8 +25,8 @@ _POINTS = 3
 """The steps of a series that one character of a sparkline shows: half a minute."""
 
 NO_REPORT = (
-    "no process reports: mount the page in the app, or write `observe: {live: true}` into its rules; a process begins "
-    "with its first request"
+    "no process reports yet: mount the page in the app, or write `observe: {live: true}` into its rules; a process "
+    "reports from its first request on"
 )
 
 

@@ -48,9 +48,9 @@ async def _amove(clock: ManualClock, until: float) -> None:
 
 
 def checked_timeout(timeout: float) -> float:
-    """Return a timeout in microseconds. Raises ValueError unless it is a number of seconds from 0 on."""
+    """Return a timeout in microseconds. Raises ValueError unless it is a number of seconds of at least 0."""
     if not timeout >= 0:  # NaN is refused, too
-        raise ValueError(f"timeout is {timeout!r}: it has to be a number of seconds from 0 on")
+        raise ValueError(f"timeout is {timeout!r}: it must be a number of seconds of at least 0")
     microseconds = timeout * SECOND
     # A ManualClock has whole microseconds, so it would never reach a part of one.
     return microseconds if microseconds == math.inf else round(microseconds)

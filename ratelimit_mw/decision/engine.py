@@ -108,7 +108,7 @@ class Engine:
 
         Raises:
             LookupError: there is no rule of this name.
-            ValueError: the cost is not a whole number from 0 on, or the limit of `rule` cannot be used.
+            ValueError: the cost is not a whole number of at least 0, or the limit of `rule` cannot be used.
         """
         rules = rules or self.current()
         return self.execute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)

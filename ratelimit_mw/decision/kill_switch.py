@@ -19,7 +19,7 @@ SWITCH = "RATELIMIT_MW"
 """The environment variable: `off` admits all requests uncounted, `shadow` counts all requests and denies none."""
 
 _MEANINGS = {
-    "on": "the switch is on again: limits hold",
+    "on": "the switch is on again: limits apply",
     "shadow": "the switch is at shadow: all requests are counted, none is denied",
     "off": "the switch is off: everything passes, uncounted",
 }

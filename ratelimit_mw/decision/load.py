@@ -214,8 +214,8 @@ class Meter:
     """Turns what the middlewares report about requests, event loops and queues into a load from 0 to 1.
 
     Without a middleware (`check()` in a program that serves no requests), only the processor is measured. With
-    `settings.source`, the load is what that function returns. If the function fails, the load counts as 1, so that
-    no elastic limit opens on a guess, and the pressure counts as 0, so that no request is shed on a guess.
+    `settings.source`, the load is what that function returns. If the function fails, nothing depends on a guess: the
+    load counts as 1, so no elastic limit opens, and the pressure counts as 0, so no request is shed.
 
     Any thread may use a meter.
 

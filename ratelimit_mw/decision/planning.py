@@ -28,9 +28,9 @@ _MAX_COST = 10**15
 
 
 def whole(cost: object) -> int:
-    """The cost as a plain int, at most 10^15. Raises ValueError unless it is a whole number from 0 on."""
+    """The cost as a plain int, at most 10^15. Raises ValueError unless it is a whole number of at least 0."""
     if not isinstance(cost, int) or cost < 0:
-        raise ValueError(f"cost is {cost!r}: it has to be a whole number from 0 on")
+        raise ValueError(f"cost is {cost!r}: it must be a whole number of at least 0")
     return min(int(cost), _MAX_COST)
 
 
@@ -133,7 +133,7 @@ class Planner:
     def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | NamedRule | None = None) -> Plan:
         """The plan of `request` or, with `name`, of that rule alone, whether or not the request is shed.
 
-        Raises ValueError unless `cost` is a whole number from 0 on.
+        Raises ValueError unless `cost` is a whole number of at least 0.
         """
         if type(cost) is not int or cost != 1:
             cost = whole(cost)

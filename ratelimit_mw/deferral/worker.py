@@ -165,7 +165,7 @@ class Worker:
         error = task.exception()
         if error is not None:
             trace = None if isinstance(error, StoreUnavailable) else error
-            _log.error("worker: a request must be taken over again: %s", error, exc_info=trace)
+            _log.error("worker: a request was interrupted, and a worker will claim it again: %s", error, exc_info=trace)
 
     @property
     def _queue(self) -> Queue:
@@ -296,5 +296,5 @@ class Worker:
             if not await asyncio.to_thread(self._queue.pending, self._name):  # else another worker must claim them
                 await asyncio.to_thread(self._queue.leave, self._name)
         except StoreUnavailable:
-            _log.debug("worker: %s could not leave the group", self._name)
+            _log.debug("worker: %s could not leave the consumer group", self._name)
         self._listener.close()

@@ -47,8 +47,8 @@ def limited(
         rule: The name of a rule, or a limit in the form of a rules file, such as "5 per minute", or a function that
             gets the request and returns such a limit. A limit has counters of its own for each view and each place in
             the stack.
-        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number from 0 on, or a function
-            that gets the request and returns it. What is no such number counts as 1, and is logged once.
+        cost: What the request is charged, as a multiple of the rule's `cost`: a whole number of at least 0, or a
+            function that gets the request and returns it. Any other value counts as 1, and is logged once.
         options: The options, see `LimitOptions`.
 
     Raises:

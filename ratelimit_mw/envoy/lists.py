@@ -204,9 +204,9 @@ def _rule(keys: tuple[str, ...], on_error: str, shadow: bool, domain: str) -> Ru
 @lru_cache(maxsize=1024)
 def _quota(requests: object, unit: object) -> Quota:
     if not isinstance(requests, int) or not 0 <= requests <= MOST:
-        raise ValueError(f"the limit of a list is {requests!r} requests: it has to be a whole number up to {MOST}")
+        raise ValueError(f"the limit of a list is {requests!r} requests: it must be a whole number up to {MOST}")
     if not isinstance(unit, str) or unit.lower() not in UNITS or unit.lower() == "millisecond":
-        raise ValueError(f"the limit of a list is per {unit!r}: it has to be a unit from second to year")
+        raise ValueError(f"the limit of a list is per {unit!r}: it must be a unit from second to year")
     return Quota(DEFAULT, requests, UNITS[unit.lower()])
 
 

@@ -35,7 +35,7 @@ class Purpose(NamedTuple):
 
 def _text_of_limit(limit: object) -> str:
     if not (limit is None or isinstance(limit, str)):
-        raise TypeError(f"a function returns a limit as text, such as '5 per minute', not {type(limit).__name__}")
+        raise TypeError(f"a function returns a limit as a string, such as '5 per minute', not {type(limit).__name__}")
     return " ".join((limit or "").split())
 
 

@@ -171,7 +171,7 @@ class RequestHandle:
         The counters are those of all rules that have charged the request, also of those that the app asked for.
 
         Args:
-            amount: How much to charge. A whole number from 0 on.
+            amount: How much to charge. A whole number of at least 0.
 
         Raises:
             ValueError: The amount is negative.
@@ -185,7 +185,7 @@ class RequestHandle:
         The counters are those of all rules that have charged the request, also of those that the app asked for.
 
         Args:
-            amount: How much to refund. A whole number from 0 on; None refunds everything.
+            amount: How much to refund. A whole number of at least 0; None refunds everything.
 
         Raises:
             ValueError: The amount is negative.
@@ -204,7 +204,7 @@ class RequestHandle:
 
         Args:
             rule: The name of the rule. (`limited` also passes limits of its own.)
-            cost: What the request is charged, as a multiple of the rule's `cost`. A whole number from 0 on.
+            cost: What the request is charged, as a multiple of the rule's `cost`. A whole number of at least 0.
             key: What the rule counts by in place of its `by`: a text, a whole number or a UUID. It is hashed. With None
                 or "", the rule does not apply, as if an attribute were absent.
             limit: A limit in place of the rule's, in the form of a rules file, such as "5 per hour".

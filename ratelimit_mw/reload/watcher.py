@@ -230,7 +230,8 @@ class Retriever:
             except (ConfigurationError, StoreUnavailable) as error:
                 logger.debug("nothing new: %s", error)  # errors in rules are logged elsewhere, and are in the state
             except Exception:
-                logger.exception("the retriever failed and continues")  # otherwise later changes would be missed
+                # It continues, because it would miss later changes otherwise.
+                logger.exception("the thread that looks for newer rules failed, and continues")
         seconds = self._interval()
         return None if seconds is None else seconds * _chance.uniform(0.8, 1)
 

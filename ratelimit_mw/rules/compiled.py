@@ -310,7 +310,7 @@ def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
     Raises ValueError, with a message for the user, if the attributes do not identify a client.
     """
     if not client:
-        raise ValueError("an override needs a client, as ip=192.0.2.1 or user=alice")
+        raise ValueError("an override needs a client, such as ip=192.0.2.1 or user=alice")
     parts = []
     for written, value in client.items():
         name = canonical_name(written)
@@ -341,10 +341,10 @@ def _address(value: str, attributes: Attributes) -> str:
         try:
             return f"ip={ip_network(value)}"
         except ValueError:
-            raise ValueError(f"{value!r} is not a network (as 192.0.2.0/24)") from None
+            raise ValueError(f"{value!r} is not a network (for example 192.0.2.0/24)") from None
     network = attributes.network(value)
     if network is None:
-        raise ValueError(f"{value!r} is not an address (as 192.0.2.1)")
+        raise ValueError(f"{value!r} is not an address (for example 192.0.2.1)")
     return f"ip={network}"
 
 

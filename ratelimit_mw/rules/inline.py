@@ -104,7 +104,7 @@ def text_of_key(key: object) -> str:
         return str.__str__(key)  # an enum that is a str counts as the text that it equals
     if isinstance(key, (int, UUID)) and not isinstance(key, bool):
         return str(key)
-    raise TypeError(f"key takes a text, a whole number or a UUID, not {type(key).__name__}")
+    raise TypeError(f"key takes a string, a whole number or a UUID, not {type(key).__name__}")
 
 
 def named_rule(rule: str | None = None, key: Key = UNSET, limit: str | None = None) -> str | NamedRule:
@@ -114,7 +114,7 @@ def named_rule(rule: str | None = None, key: Key = UNSET, limit: str | None = No
     if key is UNSET and limit is None:
         return rule
     if not (limit is None or isinstance(limit, str)):
-        raise TypeError(f"limit takes a text such as '5 per minute', not {limit!r}")
+        raise TypeError(f"limit takes a string such as '5 per minute', not {limit!r}")
     return NamedRule(rule, None if key is UNSET else text_of_key(key), limit)
 
 
@@ -169,7 +169,7 @@ def two_limits(limit: InlineLimit, other: InlineLimit) -> Problem:
         message = f"two limits are shared as {quoted(limit.name)}, but they differ"
         hint = "give both the same limit and the same by, or different names"
     else:
-        message = f"two limits have the name {quoted(limit.name)}, so they can't be told apart"
+        message = f"two limits have the same name {quoted(limit.name)}"
         hint = "give each a name of its own, as in shared='mail'"
     texts = " and ".join(dict.fromkeys(quoted(each.limit) for each in (other, limit)))
     return Problem(f"{message}: {texts}", hint=hint)
@@ -268,9 +268,9 @@ class ComputedLimits:
         found = None if text is None or len(text) > _LONGEST_TEXT else self._usable(text)
         if found is not None:
             return found
-        why = "returned a text that the rule cannot have as a limit"  # not the text, which may be a secret by mistake
+        why = "returned a string that is not a limit for this rule"  # not the text, which may be a secret by mistake
         if text is None:
-            why = "returned no text, or raised" if asked else "is not called by check(), which has no request"
+            why = "raised, or returned no string" if asked else "is not called by check(), which has no request"
         message = "the rule %r has no limit, because %s %s: such a request is %s (logged once)"
         then = "denied, by its on_error" if self._deny else "not limited by the rule"
         self._once(logger.error, message, self._rule, self._source, why, then, about=why)

@@ -168,7 +168,7 @@ class ReadAgain:
         try:
             self._read()
         except ConfigurationError as error:
-            logger.error("%s can't be used, so those from before stay in force: %s", self._what, error)  # noqa: TRY400  the error has all reasons
+            logger.error("%s can't be used, so the previous ones stay in force: %s", self._what, error)  # noqa: TRY400  the error has all reasons
         else:
             if not at_once:
                 logger.info("%s have changed, and are in force", self._what)

@@ -193,7 +193,7 @@ class _Api:
         try:
             answer = await self._should_rate_limit.answer(asked, refunds=refunds)
         except NotPermitted:
-            self._service.refuse("no right to give hits back")
+            self._service.refuse("the caller may not refund hits")
             return JSONResponse({"problems": ["isNegativeHits needs a token or a certificate"]}, 403)
         except Refused as error:
             return JSONResponse({"problems": [str(error)]}, 400)

@@ -188,8 +188,8 @@ class Auth:
             return
         self._log_once(
             "untrusted_proxy",
-            "/auth: a proxy asks that is not in client.trusted_proxies (or in client.trusted_hops, if it asks over a "
-            "unix socket), so all of its clients count as one: add its address there (logged once)",
+            "/auth: the proxy that asks is not in client.trusted_proxies (for a proxy on a unix socket, "
+            "client.trusted_hops is not set), so all of its clients count as one: add its address (logged once)",
         )
         if self._strict:
             raise Unanswerable(

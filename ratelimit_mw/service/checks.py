@@ -141,7 +141,7 @@ class CheckReader:
             attributes = self._entries(value["entries"], _join(at, "entries"))
         cost = value.get("cost", 1)
         if type(cost) is not int or cost < 0:
-            self._add(_join(at, "cost"), "must be a whole number from 0 on")
+            self._add(_join(at, "cost"), "must be a whole number of at least 0")
             cost = 1
         return Check(attributes, cost, self._domain(value.get("domain"), _join(at, "domain")), self._named(value, at))
 
@@ -187,7 +187,7 @@ class CheckReader:
         if value is None:
             return None
         if not isinstance(value, str):
-            self._add(at, "must be a text or null")
+            self._add(at, "must be a string or null")
             return None
         if value not in self._domains and not self._unread:
             self._add(at, "the rules do not have this domain")
@@ -195,7 +195,7 @@ class CheckReader:
 
     def _require_text(self, value: object, at: str, what: str) -> None:
         if not isinstance(value, str):
-            self._add(at, f"{what} must be a text")
+            self._add(at, f"{what} must be a string")
             return
         try:
             size = len(value.encode())

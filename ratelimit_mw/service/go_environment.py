@@ -161,7 +161,7 @@ def problems_of(settings: Settings, environ: Environment = os.environ) -> list[P
             problems.setdefault(remedy, []).append(name)
         else:
             logger.warning("%s of envoyproxy/ratelimit is ignored: %s", name, remedy)
-    message = "{} of envoyproxy/ratelimit would be ignored, and decisions would be others"
+    message = "{} of envoyproxy/ratelimit would be ignored, and decisions would differ"
     return [Problem(message.format(" and ".join(names)), hint=remedy) for remedy, names in problems.items()]
 
 

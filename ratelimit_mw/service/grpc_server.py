@@ -105,7 +105,7 @@ class GrpcServer:
             except NotPermitted:
                 if service.access.allows("refund", _authorization(context)):
                     return await self._asked.answer(data, refunds=True)
-                service.refuse("no right to give hits back")
+                service.refuse("the caller may not refund hits")
                 await context.abort(
                     grpc.StatusCode.PERMISSION_DENIED, "is_negative_hits needs a token or a certificate"
                 )

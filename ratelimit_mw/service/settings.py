@@ -193,12 +193,14 @@ class Settings:
         Path, None, "FILE", "gRPC and HTTP require client certificates of these authorities, PEM."
     )
     token_file: Path | None = _flag(Path, None, "FILE", "The tokens that callers need.")
-    allow_anyone: bool = _switch("All callers may ask for decisions, for a network that is closed otherwise.")
+    allow_anyone: bool = _switch(
+        "All callers may ask for decisions, without a token. Only for a network that other hosts cannot reach."
+    )
     workers: int = _flag(
         _up_to(256),
         "1",
         "NUMBER",
-        "The processes, whose ports follow each other.",
+        "The number of processes. Their ports are consecutive.",
     )
     max_message: int = _flag(_message_size, "64KiB", "SIZE", "The longest gRPC message.")
     max_connections: int = _flag(_up_to(1_000_000), "4096", "NUMBER", "The most connections of each port.")
@@ -301,6 +303,6 @@ def _inconsistent(settings: Settings) -> list[Problem]:
         if name == "admin":
             problems.append(Problem(f"--admin: {address} is not loopback, so it needs --token-file"))
         elif settings.client_ca is None and not settings.allow_anyone:
-            needed = "--token-file or --client-ca, or --allow-anyone on a network that is closed otherwise"
+            needed = "--token-file or --client-ca, or --allow-anyone on a network that other hosts cannot reach"
             problems.append(Problem(f"--{name}: {address} is not loopback, so it needs {needed}"))
     return problems

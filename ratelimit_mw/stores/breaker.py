@@ -172,7 +172,7 @@ class Breaker:
         if watch is not None and seen == self.closings:
             self.period = self.period.back(self._now())  # first: failures until now do not open it again
             if self._end(watch):
-                _log.warning("store %s is back: limits hold again", self._name)
+                _log.warning("store %s is back: limits apply again", self._name)
 
     def _log(self, reason: object) -> None:
         """Log that the store is away. A fault that waiting cannot heal is an error, with its remedy."""

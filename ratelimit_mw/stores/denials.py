@@ -186,8 +186,12 @@ class DenyCache(Wrapper):
       within five seconds.
     * Another quota. The quotas are compared.
 
-    The store is always asked if a response may open the counter (`refundable`), for shadow asks, for a cost with an
-    overdraft on another counter, and while denials are counted towards a penalty that is not in force yet.
+    The store is always asked in these cases:
+
+    * A response may open the counter (`refundable`).
+    * An ask is a shadow ask.
+    * Another counter takes a cost with an overdraft.
+    * Denials are counted towards a penalty that is not in force yet.
 
     Args:
         store: the store to ask.

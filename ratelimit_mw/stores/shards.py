@@ -22,8 +22,7 @@ class Shards(Wrapper):
     """Asks `store` for a random shard of each sharded counter, and for another shard if that one denies.
 
     The limit is never exceeded, because the parts add up to it. A request is denied only if no shard has room for its
-    whole cost. How much of the limit may then be unused is calculated by `worst_unused_of_shards`. `remaining` is
-    estimated from the shard that was asked.
+    whole cost; a part of the limit may then be unused. `remaining` is estimated from the shard that was asked.
 
     A cost with an overdraft takes two more calls. It is divided among all shards that are not in debt, and fits if they
     have room for it together. The counter is in debt if all shards are.

@@ -259,7 +259,7 @@ MEASURES: tuple[Measure, ...] = (
     _gauge(
         "ratelimit_switch",
         "ratelimit.switch",
-        "The kill switch: 2 on (limits hold), 1 shadow, 0 off.",
+        "The kill switch: 2 on (limits apply), 1 shadow, 0 off.",
         "livemin",
         lambda reading: _SWITCH[reading.limiter.switch.setting.word],
     ),

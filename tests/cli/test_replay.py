@@ -290,7 +290,7 @@ def test_without_an_asked_rule_the_exit_code_is_1(replay):
     Path("rules.yaml").write_text("domain: d\nrules: [{name: api, by: path:id, limit: 1 per minute}]\n")
     code, out, err = replay()
     assert "rule 'api' matched no request" in out
-    assert (code, err) == (1, "ratelimit-mw: no rule was asked, so the result says nothing\n")
+    assert (code, err) == (1, "ratelimit-mw: no rule applied to a request, so the result says nothing\n")
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from tests.support.patience import eventually
 from tests.support.processes import end, interruptible, spawn
 
 NO_REPORT = (
-    "no process reports: mount the page in the app, or write `observe: {live: true}` into its rules; a process begins "
-    "with its first request\n"
+    "no process reports yet: mount the page in the app, or write `observe: {live: true}` into its rules; a process "
+    "reports from its first request on\n"
 )
 
 

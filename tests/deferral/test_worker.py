@@ -308,7 +308,7 @@ def test_what_a_worker_failed_to_settle_is_left_for_another_when_it_stops(any_se
         async def stopping():
             worker = Worker(engine, Broken(), listen=0.05)
             task = asyncio.ensure_future(worker.run())
-            await until(lambda: "must be taken over again" in caplog.text)
+            await until(lambda: "a worker will claim it again" in caplog.text)
             worker.stop()
             await task
 

@@ -141,7 +141,7 @@ def test_a_redis_that_stays_away_longer_than_a_worker_insists_leaves_the_result_
 
         async def scenario(behind):
             async with working(behind, Meanwhile(in_process(site.asgi), cut), timeout=1.0):
-                await until(lambda: "must be taken over again" in caplog.text)
+                await until(lambda: "a worker will claim it again" in caplog.text)
                 proxy.heal()
                 await until(lambda: fates(engine, [location]) == ["unknown"])
 
@@ -163,7 +163,7 @@ def test_a_worker_that_can_not_take_its_leave_goes_all_the_same(fresh_server, cl
                 redis.execute_command("ACL", "SETUSER", "default", "-xgroup")
 
         asyncio.run(scenario())
-        assert "could not leave the group" in caplog.text
+        assert "could not leave the consumer group" in caplog.text
         assert site.bodies == ["a"]
 
 

@@ -1,7 +1,7 @@
 """The store goes away in every way that it can, and comes back: what requests see of it.
 
 Each fault is told apart by name. While it lasts only the first decisions wait for the timeout and later ones fail at
-once; one line is logged when the store goes and one when it is back; then limits hold again. The timeout is many times
+once; one line is logged when the store goes and one when it is back; then limits apply again. The timeout is many times
 what a healthy store takes, so that a busy machine is no fault. `tests/load/test_store_away_times.py` has the times.
 """
 

@@ -96,7 +96,7 @@ def test_without_a_key_the_rule_does_not_apply_as_without_a_user(asked, key):
 
 @pytest.mark.parametrize("key", [True, b"x", 1.5, object()])
 def test_a_key_of_another_type_is_a_type_error(asked, key):
-    with pytest.raises(TypeError, match="key takes a text, a whole number or a UUID, not"):
+    with pytest.raises(TypeError, match="key takes a string, a whole number or a UUID, not"):
         asked("login", key=key)
 
 
@@ -152,7 +152,7 @@ def test_a_concurrent_limit_in_place_of_the_rule_s_is_refused_for_every_rule(ask
 
 
 def test_a_limit_is_a_text_and_belongs_to_a_rule_that_exists(asked):
-    with pytest.raises(TypeError, match="limit takes a text such as '5 per minute', not 5"):
+    with pytest.raises(TypeError, match="limit takes a string such as '5 per minute', not 5"):
         asked("mail", limit=5)
     with pytest.raises(LookupError, match=r"the rule 'mial', which does not exist \(did you mean 'mail'"):
         asked("mial", limit="5 per hour")

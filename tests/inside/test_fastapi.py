@@ -173,9 +173,9 @@ def test_without_the_middleware_it_says_what_is_missing(asking):
     [
         pytest.param("mial", r"the rule 'mial', which does not exist \(did you mean 'mail'\?\)", id="misspelt"),
         pytest.param(
-            "logins", r"the rule 'logins', but count depends on the response, .*give the rule a match", id="count"
+            "logins", r"the rule 'logins', but its count depends on the response, .*give the rule a match", id="count"
         ),
-        pytest.param("costs", r"'costs', but a cost that the response tells depends on the response", id="cost"),
+        pytest.param("costs", r"'costs', but its cost depends on the response", id="cost"),
     ],
 )
 def test_an_app_does_not_start_that_asks_for_what_there_is_not(asking, rule, message):

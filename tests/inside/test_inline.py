@@ -256,7 +256,7 @@ def made(limit, **words):
 @pytest.mark.parametrize("limits", [("1 per hour", "1 per hour"), ("1 per hour", "2 per hour")])
 def test_two_views_that_cannot_be_told_apart_are_refused_at_the_start(limiter, limits):
     one, two = map(made, limits)
-    with pytest.raises(ConfigurationError, match=r"two limits have the name '\S+made.<locals>.view\[1\]', so they can"):
+    with pytest.raises(ConfigurationError, match=r"two limits have the same name '\S+made.<locals>.view\[1\]'"):
         served(limiter, one=one, two=two)
 
 

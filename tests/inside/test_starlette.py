@@ -117,7 +117,7 @@ def starlette(rule, **options):
     ("rule", "message"),
     [
         pytest.param("mial", r"the rule 'mial', which does not exist \(did you mean 'mail'\?\)", id="misspelt"),
-        pytest.param("logins", r"'logins', but count depends on the response", id="count"),
+        pytest.param("logins", r"'logins', but its count depends on the response", id="count"),
     ],
 )
 @pytest.mark.parametrize("around", [False, True], ids=["add_middleware", "around"])

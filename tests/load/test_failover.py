@@ -1,4 +1,4 @@
-"""A master dies under load: no request raises, its replica goes on, and limits hold again in time.
+"""A master dies under load: no request raises, its replica goes on, and limits apply again in time.
 
 On groups of their own: a killed master stays dead.
 """

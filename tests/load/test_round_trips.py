@@ -2,7 +2,7 @@
 
 The timeout is a second, or longer where a round trip would leave less than 200 ms of it: with 50 ms, it was the other
 work of the machine that was judged. Judged is what each request got by the time at which it began: once connected they
-are decided, and limits hold again within two timeouts of the end of a stall.
+are decided, and limits apply again within two timeouts of the end of a stall.
 
 `SOAK_SHARES=40,45,80 pytest tests/load/test_round_trips.py` tries other shares.
 """

@@ -137,7 +137,7 @@ def test_nothing_grows_under_faults(tmp_path):
                     end()
                     asyncio.run(load(app.url, 0.5, statuses))
                 proxy.heal()
-                # Limits hold again: one client alone is denied in the end.
+                # Limits apply again: one client alone is denied in the end.
                 rules.write_text(RULES.format(url=proxy.url, limit=5))
                 lone = {"X-User": f"lone-{len(rounds)}"}
                 eventually(lambda lone=lone: httpx.get(app.url, headers=lone).status_code == 429)

@@ -1,6 +1,6 @@
 """While the store is away the first decisions fail within 0.5 s in total, the next hundred within 0.1 s.
 
-Limits hold again within 2 s after it came back. `tests/faults/test_store_away.py` tests the same without a clock.
+Limits apply again within 2 s after it came back. `tests/faults/test_store_away.py` tests the same without a clock.
 """
 
 import pytest

@@ -83,7 +83,7 @@ def requests(ask, limiter, count, headers=(), **options):
         pytest.param({"algorithm": "token_bucket", "max_wait": "1m"}, id="turns"),
         pytest.param({"consistency": "lease"}, id="lease"),
         pytest.param({"limit": ["3 per minute", "9 per hour"], "by": ["ip", "global"]}, id="several counters"),
-        pytest.param({"cost": "response:X-Cost"}, id="a cost that the response tells"),
+        pytest.param({"cost": "response:X-Cost"}, id="a cost from the response"),
     ],
 )
 def test_preflights_and_requests_have_a_counter_each(ask, engine, rule):

@@ -94,15 +94,15 @@ def test_a_rule_that_is_asked_for_by_name_calls_its_function_once_for_a_request(
 
 
 UNUSABLE = {
-    "error": "returned no text, or raised",
-    "none": "returned no text, or raised",
-    "list": "returned no text, or raised",
-    "number": "returned a text that the rule cannot have as a limit",
-    "5 per hur": "returned a text that the rule cannot have as a limit",
-    "python:x:y": "returned a text that the rule cannot have as a limit",
-    "1 per minute": "returned a text that the rule cannot have as a limit",  # the rule costs 2
-    "5 concurrent": "returned a text that the rule cannot have as a limit",
-    "5 per minute" + "!" * 300: "returned a text that the rule cannot have as a limit",
+    "error": "raised, or returned no string",
+    "none": "raised, or returned no string",
+    "list": "raised, or returned no string",
+    "number": "returned a string that is not a limit for this rule",
+    "5 per hur": "returned a string that is not a limit for this rule",
+    "python:x:y": "returned a string that is not a limit for this rule",
+    "1 per minute": "returned a string that is not a limit for this rule",  # the rule costs 2
+    "5 concurrent": "returned a string that is not a limit for this rule",
+    "5 per minute" + "!" * 300: "returned a string that is not a limit for this rule",
 }
 
 

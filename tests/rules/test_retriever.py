@@ -233,7 +233,7 @@ class TestBadRules:
         limiter.check(CLIENT)
         faults.append(RuntimeError("of a kind that nobody has foreseen"))
         replaced(file, text("6 per minute", reload="100ms"))
-        eventually(lambda: "the retriever failed and continues" in caplog.text)
+        eventually(lambda: "the thread that looks for newer rules failed, and continues" in caplog.text)
         replaced(file, text("7 per minute", reload="100ms"))
         eventually(lambda: limit_of(limiter) == 7)
 

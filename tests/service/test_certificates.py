@@ -87,7 +87,7 @@ def test_new_files_serve_new_connections_of_all_ports_and_a_pair_that_does_not_f
     with Serving(rules_at(tmp_path, RULES), *made.words) as service:
         assert (passing("old"), passing("new")) == ([*PORTS], [])
         made.put("new", "srv.pem")
-        eventually(lambda: logged("the certificates can't be used, so those from before stay in force"))
+        eventually(lambda: logged("the certificates can't be used, so the previous ones stay in force"))
         assert passing("old") == [*PORTS]
         made.put("new", "srv.key")
         made.put("new", "ca.pem")

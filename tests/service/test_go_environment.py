@@ -54,7 +54,7 @@ def test_folders_and_other_sources_of_rules_are_refused_unless_the_rules_are_nam
     environ = {"RUNTIME_ROOT": "/data", "RUNTIME_SUBDIRECTORY": "ratelimit"}
     (problem,) = problems_of(Settings(), environ)
     assert str(problem) == (
-        "RUNTIME_ROOT and RUNTIME_SUBDIRECTORY of envoyproxy/ratelimit would be ignored, and decisions would be others "
+        "RUNTIME_ROOT and RUNTIME_SUBDIRECTORY of envoyproxy/ratelimit would be ignored, and decisions would differ "
         "(write --rules /data/ratelimit/config, or unset it)"
     )
     assert len(problems_of(Settings(), {"CONFIG_TYPE": "GRPC_XDS_SOTW"})) == 1

@@ -171,5 +171,5 @@ def test_a_hangup_reads_the_token_file_again(tmp_path):
 
     newest, first, problem = served(read(rules_at(tmp_path, RULES), token_file=str(tokens)), client)
     assert (newest, first) == (200, 401)
-    assert "those from before stay in force" in problem
+    assert "the previous ones stay in force" in problem
     assert "nonsense" not in problem

@@ -502,7 +502,7 @@ def test_nobody_gets_back_what_others_took(engine, ask):
 @pytest.mark.parametrize("call", [("charge", -1), ("refund", -1), ("charge", 1.5), ("check", "r", -1)])
 def test_what_is_no_number_from_0_on_is_refused(engine, ask, call):
     limiter = engine({"name": "r", "limit": "100 per minute"})
-    with pytest.raises(ValueError, match="whole number from 0 on"):
+    with pytest.raises(ValueError, match="whole number of at least 0"):
         by_hand(limiter, ask, call)
 
 

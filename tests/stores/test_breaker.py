@@ -42,7 +42,7 @@ def test_a_failure_opens_it_until_a_probe_succeeds(breaker, caplog):
     assert breaker.closings == 1
     assert [record.getMessage() for record in caplog.records] == [
         "store the test's is away (a test): each rule's on_error applies until it is back",
-        "store the test's is back: limits hold again",
+        "store the test's is back: limits apply again",
     ]
 
 

@@ -34,7 +34,7 @@ def test_a_flood_of_identities_stays_within_the_bound(clock, most):
 
 @pytest.mark.parametrize("most", [0, -1])
 def test_no_room_at_all_is_refused(most):
-    with pytest.raises(ValueError, match="room for one counter"):
+    with pytest.raises(ValueError, match="it must be at least 1"):
         MemoryStore(max_counters=most)
 
 

@@ -7,7 +7,7 @@ A limit has one of these forms:
 * a mapping `{requests:, per:, burst:}`
 * a list of these
 * a mapping by tier, whose values are any of these
-* `python:package.module:function`, see `words.limit_function`
+* `python:package.module:function`, see `words.overrides.with_function`
 """
 
 import re

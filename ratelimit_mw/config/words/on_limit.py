@@ -73,7 +73,7 @@ def read_folder(node: Node) -> str:
     written = kinds.read_text(node)
     found = written.rstrip("/")
     if not _FOLDER.fullmatch(found) or cleaned(found) != found:
-        raise Invalid(f"{quoted(written)} is not the path of a folder", "for example /.ratelimit/deferred")
+        raise Invalid(f"{quoted(written)} is not a path for the status pages", "for example /.ratelimit/deferred")
     return found
 
 
@@ -88,7 +88,7 @@ DEFER: Word[DeferSettings] = section_word(
         "Defer",
         "How requests are deferred if a rule with `on_limit: defer` would deny them.",
         (
-            kinds.text("path", "The folder of the status pages.", "/.ratelimit/deferred", read_folder),
+            kinds.text("path", "The path below which the status pages are.", "/.ratelimit/deferred", read_folder),
             kinds.number("max_length", 1, 1_000_000, 1_000, "The most requests in the queue."),
             kinds.number("max_each", 1, 1_000_000, 100, "The most requests of one client in the queue."),
             kinds.number("max_body", 0, 16_777_216, 65_536, "The largest request body, in bytes."),

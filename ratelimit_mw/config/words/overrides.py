@@ -134,7 +134,7 @@ _UNTIL: Word[int] = Word(
     about="When the override ends, in ISO 8601.",
     unset="never",
 )
-_COMMENT = kinds.text("comment", "A note for people.")
+_COMMENT = kinds.text("comment", "A comment for other operators.")
 
 _OVERRIDE = Section(
     "Override",

@@ -1,5 +1,8 @@
 """Proposes limits for the traffic of a log: which clients are ordinary, and how many requests they need.
 
-`traffic` keeps the requests of each client, `routes` folds paths to templates, `behaviour` finds clients that are not
-people, `peaks` measures busiest minutes, `proposal` chooses the rules, and `text` writes them with their reasons.
+* `traffic` keeps the requests of each client.
+* `clients` finds the routes, and the clients that are not people.
+* `limits` calculates the limits that ordinary clients need, and what they deny.
+* `proposal` chooses the rules.
+* `text` writes them as a rules file, with their reasons.
 """

@@ -121,7 +121,7 @@ class PageAccess:
 def fault_of(token: object) -> str:
     """Return what is wrong with a token, or ""."""
     if not isinstance(token, str):
-        return f"the token is {type(token).__name__}, not a text"
+        return f"the token is {type(token).__name__}, not a string"
     if len(token) < SHORTEST:
         return f"the token has {len(token)} character{'s' * (len(token) != 1)}: it must have at least {SHORTEST}"
     if not (token.isascii() and token.isprintable()) or token != token.strip():

@@ -177,7 +177,7 @@ class ClusterStore(Store):
     def __init__(self, url: str, *, timeout: float = 0.1, clock: Clock | None = None) -> None:
         spread = Spread.parse(url, _PORT)
         if spread.path not in ((), ("0",)):
-            raise ValueError("a cluster has database 0 and no other")
+            raise ValueError("a cluster has only database 0")
         self._url = spread.url()
         self._timeout = timeout
         self._clock = clock
