@@ -180,6 +180,7 @@ def asked_wsgi(engine):
             "REQUEST_METHOD": request["method"],
             "REMOTE_ADDR": request["ip"],
             "QUERY_STRING": request["query"],
+            "wsgi.multithread": True,  # the only thread of a server may not wait, and then denials count for no ban
             **{f"HTTP_{name.upper().replace('-', '_')}": value for name, value in request["headers"].items()},
         }
         setup_testing_defaults(environ)
