@@ -19,6 +19,7 @@ from fastapi.testclient import TestClient
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.clock import machine_clock_is
 from tests.inside import django_app
+from tests.inside.clients import from_address
 
 
 class Ask(NamedTuple):
@@ -329,7 +330,7 @@ def statuses(ask, moves, clock):
 @pytest.mark.parametrize("team", ["slowapi", "fastapi-limiter"])
 def test_a_fastapi_app_passes_the_tests_of_its_old_limiter(team, clock):
     move = MOVES[team]
-    with TestClient(module_of(move).app, client=("203.0.113.7", 50_000)) as client:
+    with TestClient(from_address(module_of(move).app, "203.0.113.7")) as client:
 
         def ask(each):
             return client.request(each.method, each.path, headers=each.headers, data=each.form).status_code
