@@ -7,12 +7,13 @@ an answer with a table or JSON imports what the other commands share.
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ratelimit_mw.cli import Exit
@@ -21,28 +22,6 @@ from ratelimit_mw.service.ratelimit_pb2 import RateLimitDescriptor, RateLimitReq
 from ratelimit_mw.service.settings import Address, read_address
 
 T = TypeVar("T")
-
-
-class DescriptorAnswer(NamedTuple):
-    """The status of one descriptor, as the service told it.
-
-    Attributes:
-        descriptor: The descriptor, as it was written.
-        allowed: True if no limit denies it.
-        limit: The number of requests per unit. None if no limit is told.
-        unit: The unit of time.
-        name: The name of the limit, or "".
-        remaining: How much is left. None if it is not told.
-        seconds: The seconds until it is admitted, or until the counter is as if unused. None if unknown.
-    """
-
-    descriptor: str
-    allowed: bool
-    limit: int | None
-    unit: str
-    name: str
-    remaining: int | None
-    seconds: int | None
 
 
 class Unanswered(Exception):
@@ -84,8 +63,8 @@ class Client:
         """Close the connection."""
         self._channel.close()
 
-    def ask(self, domain: str, descriptors: Sequence[str], hits: int | None) -> tuple[bool, list[DescriptorAnswer]]:
-        """Send a request, which charges what it asks. Return whether it passes, and the status of each descriptor.
+    def ask(self, domain: str, descriptors: Sequence[str], hits: int | None) -> RateLimitResponse:
+        """Send a request, which charges what it asks, and return the response.
 
         Args:
             domain: The domain.
@@ -103,9 +82,7 @@ class Client:
                 each.is_negative_hits = hits < 0
         method: Any = self._channel.unary_unary(METHOD)
         data = _answer(lambda: method(request.SerializeToString(), timeout=self._timeout, metadata=self._metadata))
-        response = RateLimitResponse.FromString(data)
-        pairs = zip(descriptors, response.statuses, strict=True)
-        return response.overall_code == RateLimitResponse.OK, [_answer_on(*pair) for pair in pairs]
+        return RateLimitResponse.FromString(data)
 
     def serving(self, name: str = "ratelimit") -> bool:
         """Return True if the service takes requests, as its health check says. Raises Unanswered."""
@@ -131,20 +108,6 @@ def _descriptor(text: str) -> RateLimitDescriptor:
             raise ValueError(f"{pair!r} is not KEY=VALUE")
         entries.append(RateLimitDescriptor.Entry(key=key.encode(), value=value.encode()))
     return RateLimitDescriptor(entries=entries)
-
-
-def _answer_on(descriptor: str, status: RateLimitResponse.DescriptorStatus) -> DescriptorAnswer:
-    told = status.HasField("current_limit")
-    current = status.current_limit
-    return DescriptorAnswer(
-        descriptor,
-        status.code == RateLimitResponse.OK,
-        current.requests_per_unit if told else None,
-        UNIT_NAMES[current.unit] if 0 <= current.unit < len(UNIT_NAMES) else "",
-        current.name,
-        status.limit_remaining if told else status.limit_remaining or None,  # without a limit, 0 says nothing
-        status.duration_until_reset.seconds if status.HasField("duration_until_reset") else None,
-    )
 
 
 def ask(words: Sequence[str]) -> Exit:
@@ -226,29 +189,37 @@ def _client(given: Namespace) -> Client:
 
 def _asked(client: Client, given: Namespace) -> bool:
     """Ask, print the answer, and return whether it is a good one. Raises ValueError for wrong usage, and Unanswered."""
-    statuses: list[DescriptorAnswer] = []
     if given.health:
         good = client.serving()
-    else:
-        good, statuses = client.ask(given.domain, given.descriptors, given.hits)
+        _say({"serving": good}) if given.json else sys.stdout.write("serving\n" if good else "not serving\n")
+        return good
+    response = client.ask(given.domain, given.descriptors, given.hits)
+    good = response.overall_code == RateLimitResponse.OK
     if given.json:
-        from ratelimit_mw.cli.common import say_json  # imported late: a probe does not use it
-
-        say_json({"serving": good} if given.health else {"allowed": good, "descriptors": statuses})
-    elif given.health:
-        sys.stdout.write("serving\n" if good else "not serving\n")
+        _say(MessageToDict(response))
     else:
-        from ratelimit_mw.cli.common import say_table
+        from ratelimit_mw.cli.common import say_table  # imported late: a probe does not use it
 
         sys.stdout.write("OK\n" if good else "OVER_LIMIT\n")
-        say_table(("descriptor", "code", "limit", ">remaining", ">seconds"), map(_row, statuses))
+        columns = ("descriptor", "code", "limit", ">remaining", ">seconds")
+        say_table(columns, map(_row, given.descriptors, response.statuses))
     return good
 
 
-def _row(asked: DescriptorAnswer) -> tuple[object, ...]:
-    limit = "" if asked.limit is None else f"{asked.limit} per {asked.unit}"
-    if asked.remaining == UNLIMITED:
-        limit = "unlimited"
-    seconds = "" if asked.seconds is None else asked.seconds
-    remaining = asked.remaining if asked.limit is not None else ""
-    return asked.descriptor, "OK" if asked.allowed else "OVER_LIMIT", limit, remaining, seconds
+def _say(answer: Mapping[str, object]) -> None:
+    """Print an answer as JSON. That to a request is as the service's `/json` has it."""
+    from ratelimit_mw.cli.common import say_json  # imported late: a probe does not use it
+
+    say_json(answer)
+
+
+def _row(descriptor: str, status: RateLimitResponse.DescriptorStatus) -> tuple[object, ...]:
+    current, told = status.current_limit, status.HasField("current_limit")
+    limit = f"{current.requests_per_unit} per {UNIT_NAMES[current.unit]}" if told else ""
+    return (
+        descriptor,
+        "OK" if status.code == RateLimitResponse.OK else "OVER_LIMIT",
+        "unlimited" if status.limit_remaining == UNLIMITED else limit,
+        status.limit_remaining if told else "",
+        status.duration_until_reset.seconds if status.HasField("duration_until_reset") else "",
+    )

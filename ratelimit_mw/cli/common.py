@@ -1,11 +1,7 @@
 """The parts that commands share: options, output, and the limiter and store that they use."""
 
-import dataclasses
-import importlib
 import json
-import math
 import os
-import re
 import sys
 import time
 import traceback
@@ -13,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
@@ -30,6 +27,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.live import set_reporting
 from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.service.checks import as_json
 from ratelimit_mw.stores import Store, open_store, with_domain
 from ratelimit_mw.stores.shards import Shards
 
@@ -98,16 +96,6 @@ def require_known(rules: Rules, client: Mapping[str, str]) -> None:
 _WIDE = 200  # columns if the output is not a terminal: a program that reads a pipe needs whole lines
 
 
-_UNUSUAL = re.compile(r"[^\n -~]")
-"""Characters that may have to be escaped. A line break in JSON is one between values."""
-
-
-def _escaped(unusual: re.Match[str]) -> str:
-    """Return the character as JSON has it. Letters of other languages stay as they are."""
-    character = unusual.group()
-    return character if character.isprintable() else json.dumps(character)[1:-1]
-
-
 def say_result(value: object, text: str, *, as_json: bool) -> None:
     """Print the result of a command: `value` as JSON, or `text`, if there is any."""
     if as_json:
@@ -122,12 +110,12 @@ SCHEMA_VERSION = 1
 
 def say_json(value: object) -> None:
     """Print a mapping, or an object with fields, as JSON after the version of its schema."""
-    typer.echo(json_text({"schema_version": SCHEMA_VERSION, **plain(value)}))
+    typer.echo(json_text({"schema_version": SCHEMA_VERSION, **as_json(value)}))
 
 
 def json_text(value: object) -> str:
-    """Return `value` as JSON. Characters that a terminal would obey are escaped, as JSON allows it."""
-    return _UNUSUAL.sub(_escaped, json.dumps(plain(value), indent=2, ensure_ascii=False))
+    """Return `value` as JSON, in ASCII: a terminal obeys none of it."""
+    return json.dumps(as_json(value), indent=2)
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
@@ -210,20 +198,6 @@ def fail_with(error: ConfigurationError, message: str) -> NoReturn:
     fail(message, Exit.PROBLEMS)
 
 
-def plain(value: Any) -> Any:
-    """Return `value` as types of JSON. An infinite number, such as an endless wait, becomes null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    named = getattr(value, "_asdict", None)
-    if named is not None:
-        return plain(named())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 _LONGEST = 160
 """The most characters of a source line that are shown."""
 
@@ -255,9 +229,9 @@ def _diagnostic(problem: Problem, kind: str, source: Sequence[str]) -> list[str]
     if text and len(before) < _LONGEST:
         number = f"{problem.line:>5} | "
         margin = " " * (len(number) - 2) + "= "
-        lines.append(number + _printable(text if len(text) <= _LONGEST else text[:_LONGEST] + "…"))
+        lines.append(number + printable(text if len(text) <= _LONGEST else text[:_LONGEST] + "…"))
         if problem.column:
-            lines.append(" " * (len(number) - 2) + "| " + _blank(before) + "^")
+            lines.append(" " * (len(number) - 2) + "| " + " " * cell_len(printable(before)) + "^")
     if problem.hint:
         lines.append(f"{margin}{_hint(problem)}")
     return lines
@@ -272,16 +246,6 @@ def _hint(problem: Problem) -> str:
     if problem.file == DEFAULT_CONFIG:
         return f"{A_PATH}; or name it in the variable {RULES_VARIABLE}"
     return problem.hint
-
-
-def _blank(text: str) -> str:
-    """Return white space as wide as `text`. A tab stays a tab, because its width depends on the terminal."""
-    return "".join("\t" if character == "\t" else " " * cell_len(_printable(character)) for character in text)
-
-
-def _printable(text: str) -> str:
-    """Return `text` without characters that could move the cursor of a terminal."""
-    return "".join(character if character.isprintable() or character == "\t" else "·" for character in text)
 
 
 def _why(error: Exception | SystemExit, module: str, attribute: str) -> str:
@@ -305,9 +269,7 @@ def imported(name: str) -> Any:
         fail(f"{name!r} is not an app; write --app package.module:app", Exit.USAGE)
     factory, attribute = attribute.endswith("()"), attribute.removesuffix("()")
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found: Any = resolve_name(f"{module}:{attribute}")
         found = found() if factory else found
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the app's own code may raise anything, or exit
         fail(f"the app {name!r} can't be imported: {_why(error, module, attribute)}", Exit.USAGE)

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -95,8 +96,14 @@ class CounterIndex:
                     self._known[preflight_key(limit.key)] = part, limit.rule.name, None, preflight_quota(limit.quota)
 
     def prefixes(self, rule: str) -> dict[str, CompiledRule | None]:
-        """Return the prefixes of the keys of a rule's counters, each with its compiled rule (None for a descriptor)."""
-        return {key: compiled for key, (_, name, compiled, _) in self._known.items() if name == rule}
+        """Return the prefixes of the keys of a rule's counters, each with its compiled rule (None for a descriptor).
+
+        End the command if there is no rule with that name and a limit.
+        """
+        found = {key: compiled for key, (_, name, compiled, _) in self._known.items() if name == rule}
+        if not found:
+            fail(f"there is no rule {rule!r} with a limit ({nearest(rule, self.names())})", Exit.USAGE)
+        return found
 
     def names(self) -> list[str]:
         """Return the names of all rules that have counters."""
@@ -117,22 +124,12 @@ class CounterIndex:
         return name, identity, quota
 
 
-def require_rule(index: CounterIndex, rule: str) -> None:
-    """End the command if there is no rule with that name and a limit."""
-    if not index.prefixes(rule):
-        fail(f"there is no rule {rule!r} with a limit ({nearest(rule, index.names())})", Exit.USAGE)
-
-
-def nearest_full(counters: Iterable[CounterRow], most: int) -> list[CounterRow]:
-    """Return the counters that are closest to their limit. The closest is the first."""
-    return heapq.nsmallest(most, counters, key=lambda found: (-found.used, -found.reset_after, found.key))
-
-
 def chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, str]) -> list[str]:
     """Return the keys of a rule's counters for the client with these attributes, those of its preflights included.
 
     End the command if there are none.
     """
+    require_known(rules, client)
     keys: list[str] = []
     for prefix, compiled in index.prefixes(rule).items():
         if compiled is not None:
@@ -227,23 +224,23 @@ def show(
     If a limit depends on the tier, the default limit is shown.
     """
     client = attributes(ip, user, tier, attribute)
-    with open_limiter(config, storage) as limiter:
-        require_known(limiter.rules, client)
-        index = CounterIndex(limiter.rules)
-        require_rule(index, rule)
-        keys = chosen(index, limiter.rules, rule, client) if client else None
-        store = shared_store(limiter.rules, storage)
-        try:
-            found = read(store, index, scanned(store, stems(index, rule)) if keys is None else keys)
-            shown = (each for each in found if (each.used and each.reset_after) or not is_preflight_key(each.key))
-            print_counters(nearest_full(shown, most), as_json=as_json)
-        finally:
-            store.close()
+    with _opened(config, storage) as (rules, index, store):
+        keys = chosen(index, rules, rule, client) if client else scanned(store, stems(index, rule))
+        found = read(store, index, keys)
+        shown = (each for each in found if (each.used and each.reset_after) or not is_preflight_key(each.key))
+        _print_fullest(shown, most, as_json=as_json)
 
 
-def print_counters(counters: Iterable[CounterRow], *, as_json: bool) -> None:
-    """Print counters, one per line."""
-    counters = list(counters)
+@contextmanager
+def _opened(config: str, storage: str | None) -> Iterator[tuple[Rules, CounterIndex, Store]]:
+    """Yield the rules, the index of their counters, and the store that has them."""
+    with open_limiter(config, storage) as limiter, closing(shared_store(limiter.rules, storage)) as store:
+        yield limiter.rules, CounterIndex(limiter.rules), store
+
+
+def _print_fullest(found: Iterable[CounterRow], most: int, *, as_json: bool) -> None:
+    """Print the counters that are closest to their limit, one per line. The closest is the first."""
+    counters = heapq.nsmallest(most, found, key=lambda each: (-each.used, -each.reset_after, each.key))
     columns = ("rule", "client", "limit", "algorithm", ">used", ">left", ">as if unused in")
     empty = "no counters: no request has been counted lately"
     say_list({"counters": counters}, columns, map(_row, counters), empty=empty, as_json=as_json)
@@ -283,13 +280,8 @@ def top(
         return
     if denied:
         fail("--denied needs --watch", Exit.USAGE)
-    with open_limiter(config, storage) as limiter:
-        index = CounterIndex(limiter.rules)
-        store = shared_store(limiter.rules, storage)
-        try:
-            print_counters(nearest_full(read(store, index, scanned(store, stems(index, None))), most), as_json=as_json)
-        finally:
-            store.close()
+    with _opened(config, storage) as (_, index, store):
+        _print_fullest(read(store, index, scanned(store, stems(index, None))), most, as_json=as_json)
 
 
 _RESET_BATCH = 200
@@ -316,21 +308,14 @@ def reset(
     client = attributes(ip, user, tier, attribute)
     if (rule is None) != everything or (everything and client):
         fail("give a rule, and optionally a client; or give only --all", Exit.USAGE)
-    with open_limiter(config, storage) as limiter:
-        require_known(limiter.rules, client)
-        index = CounterIndex(limiter.rules)
-        if rule is not None:
-            require_rule(index, rule)
-        keys = chosen(index, limiter.rules, rule, client) if rule is not None and client else None
-        store = shared_store(limiter.rules, storage)
-        try:
-            if keys is None:
-                keys = list(scanned(store, stems(index, rule)))
-                if keys and not yes:
-                    whose = repr(rule) if rule else "all rules"
-                    typer.confirm(f"Reset {len(keys)} counters of {whose}?", abort=True, err=True)
-            for start in range(0, len(keys), _RESET_BATCH):
-                with_retries(partial(store.forget, keys[start : start + _RESET_BATCH]))
-        finally:
-            store.close()
+    with _opened(config, storage) as (rules, index, store):
+        if rule is not None and client:
+            keys = chosen(index, rules, rule, client)
+        else:
+            keys = list(scanned(store, stems(index, rule)))
+            if keys and not yes:
+                whose = repr(rule) if rule else "all rules"
+                typer.confirm(f"Reset {len(keys)} counters of {whose}?", abort=True, err=True)
+        for start in range(0, len(keys), _RESET_BATCH):
+            with_retries(partial(store.forget, keys[start : start + _RESET_BATCH]))
     say_result({"reset": keys}, f"{len(keys)} counter{'s' * (len(keys) != 1)} reset", as_json=as_json)

@@ -83,7 +83,7 @@ def check(
         known = {name for found in examined.values() if found.rules for name in rule_names(found.rules)}
         compared = {file: compare(read, found, known) for file, found in examined.items()}
         if require_limits:
-            compared = with_limits_required(compared)
+            compared = {file: with_limits_required(found, file) for file, found in compared.items()}
         examined = {file: comparison.examined for file, comparison in compared.items()}
     if as_json:
         mappings = [_as_mapping(file, found, compared.get(file)) for file, found in examined.items()]

@@ -27,7 +27,6 @@ from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.results import DeniedRequest, Result
 from ratelimit_mw.foresight.suggest.proposal import propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
-from ratelimit_mw.foresight.suggest.text import as_mapping as proposal_as_mapping
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.wording import printable, utc
 
@@ -265,7 +264,7 @@ def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequ
 
 def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool, count_shadow: bool) -> None:
     """End the command with an exit code other than 0 if the result cannot be used, or if too much is denied."""
-    require_readable(result.unreadable, result.lines, lenient=lenient)
+    require_readable(result.unreadable.count, result.lines, lenient=lenient)
     if not result.outcome.requests:
         fail("there is no request to replay", Exit.PROBLEMS)
     if result.unasked:
@@ -354,7 +353,6 @@ def suggest(
     until: Until = None,
     lenient: Lenient = False,
     names: ClientNames = "plain",
-    as_json: Json = False,
 ) -> None:
     """Propose limits for the traffic of an access log: a rules file in which each number has its reason.
 
@@ -370,13 +368,10 @@ def suggest(
         check_fields(places)
         with progress_of("suggest", logs) as on_progress:
             traffic.read(logs, form, places, on_progress, lenient=lenient)
-        require_readable(traffic.unreadable, traffic.lines, lenient=lenient)
+        require_readable(traffic.unreadable.count, traffic.lines, lenient=lenient)
         proposal = propose(traffic, check, enforce=enforce)
     options = [*([] if form == "auto" else ["--format", form])]
     for option, values in (("--field", field or []), ("--since", [since]), ("--until", [until])):
         options += [word for value in values if value is not None for word in (option, value)]
     source = ProposalSource(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
-    if as_json:
-        say_json(proposal_as_mapping(proposal, traffic, source))
-    else:
-        typer.echo(as_yaml(proposal, traffic, source), nl=False)
+    typer.echo(as_yaml(proposal, traffic, source), nl=False)

@@ -1,15 +1,23 @@
 """What `ratelimit-mw replay` prints: the result as text and as JSON."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import typer
 
 from ratelimit_mw.cli.common import bars, say_table
-from ratelimit_mw.foresight.results import MINUTE, DeniedClient, Difference, Heaviest, Result, RuleResult
-from ratelimit_mw.foresight.wording import CAVEAT, notes, printable, sentence, share, spelled, utc
+from ratelimit_mw.foresight.results import MINUTE, Curve, DeniedClient, Difference, Heaviest, Result, RuleResult
+from ratelimit_mw.foresight.wording import (
+    CAVEAT,
+    client_cells,
+    limit_cells,
+    notes,
+    printable,
+    rule_cells,
+    sentence,
+    spelled,
+    utc,
+)
 
 UNITS = {"minute": 1, "hour": 60, "day": 1440}
 """The minutes of each unit of `--by`."""
@@ -63,26 +71,18 @@ def _shown(result: Result, rule: str | None) -> list[RuleResult]:
 
 
 def _say_rules(result: Result, rules: Sequence[RuleResult], by: str) -> None:
-    extra = [name for name in ("delayed", "over") if any(getattr(each, name) for each in rules)]
-    columns = ("rule", ">requests", ">denied", ">share", ">clients", *(f">{name}" for name in extra))
-    rows = []
-    for each in rules:
-        worst = each.worst
-        rows.append(
-            (
-                f"{'○ ' if each.shadow else ''}{each.name}",
-                f"{each.asked:,}",
-                f"{each.denied:,}",
-                share(each.denied, each.asked) if each.asked else "",
-                spelled(each.clients, at_least=result.outcome.clients.full) if each.denied else "",
-                *(f"{getattr(each, name):,}" for name in extra),
-                "" if worst is None else f"{worst[0]:,} at {utc(worst[1])[:-3]}",
-                sparkline(each, result.first, result.last, UNITS[by]),
-            )
-        )
-    say_table((*columns, "worst minute", "denials over time"), rows)
+    columns, cells = rule_cells(result.outcome, rules)
+    rows = [
+        (_marked(each.name, shadow=each.shadow), *row, sparkline(each, result.first, result.last, UNITS[by]))
+        for each, row in zip(rules, cells, strict=True)
+    ]
+    say_table(("rule", *columns, "denials over time"), rows)
     if any(each.shadow for each in rules):
         typer.echo("○ a shadow rule: it denies nothing, and would have denied these requests")
+
+
+def _marked(rule: str, *, shadow: bool) -> str:
+    return f"{'○ ' if shadow else ''}{rule}"
 
 
 def sparkline(rule: RuleResult, first: int, last: int, minutes: int) -> str:
@@ -96,16 +96,7 @@ def sparkline(rule: RuleResult, first: int, last: int, minutes: int) -> str:
 
 
 def _say_clients(clients: Sequence[DeniedClient]) -> None:
-    rows = [
-        (
-            each.client,
-            f"{'○ ' if each.shadow else ''}{each.rule}",
-            spelled(each.denied, at_least=not each.certain),
-            utc(each.first),
-            utc(each.last),
-        )
-        for each in clients
-    ]
+    rows = [(each.client, _marked(each.rule, shadow=each.shadow), *client_cells(each)) for each in clients]
     say_table(("client", "rule", ">denied", "first denial", "last denial"), rows)
 
 
@@ -116,19 +107,11 @@ def _say_what_if(result: Result, most: int) -> None:
     by_denials = sorted(result.curves, key=lambda curve: -curve.denied[curve.in_force])
     for curve in by_denials[:_MOST_CURVES]:
         how = f"replayed, because {curve.why_replayed}" if curve.why_replayed else "exact"
-        name = f"{'○ ' if curve.shadow else ''}{curve.rule}"
+        name = _marked(curve.rule, shadow=curve.shadow)
         typer.echo(f"\nwhat if {printable(name)} had another limit than {curve.quota} ({printable(how)})")
-        places = rows_to_show(curve.limits, curve.limit, curve.denied, curve.requests)
-        rows = [
-            (
-                f"{'→ ' if place == curve.in_force else ''}{curve.limits[place]:,}",
-                f"{curve.denied[place]:,}",
-                share(curve.denied[place], curve.requests),
-                f"{curve.clients[place]:,}",
-                share(curve.clients[place], curve.all_clients),
-            )
-            for place in places
-        ]
+        cells = limit_cells(curve)
+        cells[curve.in_force][0] = f"→ {cells[curve.in_force][0]}"
+        rows = [cells[place] for place in rows_to_show(curve)]
         say_table((">limit", ">denied", ">of requests", ">limited", ">of clients"), rows)
         hit = [each for each in curve.hit if each.last >= curve.in_force][:most]
         if hit:
@@ -144,29 +127,14 @@ def _say_what_if(result: Result, most: int) -> None:
         typer.echo("\n" + "\n".join(printable(text) for text in result.without_curve))
 
 
-def rows_to_show(limits: Sequence[int], limit: int, denied: Sequence[int], requests: int, most: int = 7) -> list[int]:
-    """Return the indices of the limits that inform most, ascending, for a short table.
+def rows_to_show(curve: Curve) -> list[int]:
+    """Return the indices of about seven limits for a short table: up to the first that denies nothing, evenly chosen.
 
-    These are the limit in force, half of it, twice it, and the smallest limits that deny nothing and at most 0.1 %, 1 %
-    and 10 % of the requests. Limits between them fill the table.
+    The limit in force is one of them.
     """
-    in_force = limits.index(limit)
-    end = len(limits) - 1
-
-    def denying(share: float) -> int:
-        return next((place for place, number in enumerate(denied) if number <= share * requests), end)
-
-    last = max(denying(0), in_force)  # limits beyond it deny nothing, either
-    found = {in_force, denying(0)}
-    near = [min(bisect_left(limits, each), last) for each in (limit // 2, 2 * limit)]
-    for place in (*near, denying(0.01), denying(0.1), denying(0.001)):
-        if len(found) < most:
-            found.add(place)
-    while len(found) < min(most, last + 1):
-        held = [-1, *sorted(found)]
-        gap, before = max((after - before, before) for before, after in pairwise(held))
-        found.add(before + gap // 2 if before >= 0 else gap // 2 - 1)
-    return sorted(found)
+    harmless = next((place for place, number in enumerate(curve.denied) if not number), len(curve.limits) - 1)
+    last = max(harmless, curve.in_force)
+    return sorted({curve.in_force, *range(last, -1, -max(last // 6, 1))})
 
 
 def _say_difference(difference: Difference, most: int) -> None:
@@ -236,9 +204,9 @@ def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[
         "lines": {
             "all": result.lines,
             "skipped": result.skipped,
-            "unreadable": result.unreadable,
-            "shown": [printable(line) for line in result.shown],
-            "without_request": result.without_request,
+            "unreadable": result.unreadable.count,
+            "shown": [printable(line) for line in result.unreadable.shown],
+            "without_request": result.unreadable.without_request,
             "late": result.late,
             "status_429": result.limited_before,
         },

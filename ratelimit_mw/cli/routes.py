@@ -4,11 +4,11 @@ A route and a rule are compared by their templates, segment by segment. If that 
 all requests of a route, it applies to some.
 """
 
-import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
@@ -37,16 +37,6 @@ _OF_EACH_ROUTE = {"global", "ip", "remote_address", "path", "route", "method"}
 _THE_METHOD = "the method"
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
-
-
-def _is_factory(app: Any) -> bool:
-    """Whether it is a function that takes no argument. An app takes two or three."""
-    if not inspect.isfunction(app):
-        return False
-    return all(
-        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        for each in inspect.signature(app).parameters.values()
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +70,13 @@ class RuleOfRoute:
         return f"{shown} ({', '.join(notes)})" if notes else shown
 
 
-class Covered(NamedTuple):
-    """The rules that apply to a route, in the order in which they are asked, and whether requests are exempt."""
+def covered(
+    rules: Rules, route: Template, method: str, *, websocket: bool = False
+) -> tuple[Literal["all", "some", "no"], list[RuleOfRoute]]:
+    """Return how many requests of `route` with this method are exempt, and the rules that apply to the others.
 
-    rules: tuple[RuleOfRoute, ...]
-    exempt: bool
-    """True if each request is exempt, in all domains."""
-    partly_exempt: bool
-
-
-def covered(rules: Rules, route: Template, method: str, *, websocket: bool = False) -> Covered:
-    """Return the rules that apply to requests of `route` with this method. A WebSocket has the rules of messages, too.
-
-    A condition on anything but the path and the method may hold or not. Rules with `on_demand` are not included.
+    A condition on anything but the path and the method may hold or not. Rules with `on_demand` are not included. A
+    WebSocket has the rules of messages, too.
     """
     found: list[RuleOfRoute] = []
     exempt: list[bool] = []
@@ -105,7 +89,7 @@ def covered(rules: Rules, route: Template, method: str, *, websocket: bool = Fal
         if not exempt[-1]:
             asked = [rule for rule in part.compiled if not rule.on_demand and (websocket or not rule.rule.messages)]
             found += _applying(part, asked, route, method, partly=partly)
-    return Covered(tuple(found), all(exempt), some)
+    return "all" if all(exempt) else "some" if some else "no", found
 
 
 def _applying(
@@ -157,15 +141,14 @@ class ReadApp(NamedTuple):
 def read_app(name: str) -> ReadApp:
     """Read the app with this name. End the command if its routes cannot be read."""
     app = imported(name)
-    if _is_factory(app):
-        fail(f"{name!r} is a function that makes an app; write --app '{name}()'", Exit.USAGE)
     try:
         return ReadApp(name, routes_of(app), session_cookies(app))
     except ConfigurationError as error:  # a limit with a mistake, as the scope of a throttle
         fail(f"the routes of {name!r} can't be read: {error}", Exit.PROBLEMS)
     except UnknownApp as unknown:
-        frameworks = "Starlette, FastAPI, Flask and Django"
-        fail(f"the routes of {name!r} can't be read: it is a {unknown}, and only {frameworks} are known", Exit.USAGE)
+        known = "the apps of Starlette, FastAPI, Flask and Django are known"
+        factory = f"; if it makes an app, write --app '{name}()'" if str(unknown) == "function" else ""
+        fail(f"the routes of {name!r} can't be read: it is a {unknown}, and only {known}{factory}", Exit.USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +203,14 @@ def rows_of(routes: Iterable[AppRoute], rules: Rules) -> Iterator[Row]:
 
 def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[str, tuple[RuleOfRoute, ...]]:
     """How many requests of a route are exempt, and the rules that requests ask."""
-    found = covered(rules, route.template, method, websocket=route.websocket)
-    if found.exempt:  # from rules that are asked for by name, too
-        return "all", ()
-    asked = list(found.rules)
+    exempt, asked = covered(rules, route.template, method, websocket=route.websocket)
+    if exempt == "all":  # from rules that are asked for by name, too
+        return exempt, ()
     domains = {rule.rule.name: part.domain for part in reversed(rules.parts) for rule in part.compiled}
     for wanted in route.asked:
         name, limit = (wanted, "") if isinstance(wanted, str) else (wanted.name, wanted.limit)
         asked.append(RuleOfRoute(name, domains.get(name, ""), limit, by_name=True))
-    return "some" if found.partly_exempt else "no", tuple(asked)
+    return exempt, tuple(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,22 +237,15 @@ class Comparison:
             yield ""
 
 
-def with_limits_required(compared: Mapping[str, Comparison]) -> dict[str, Comparison]:
-    """Return the comparisons of an app with several files, with a problem for each route that no file limits."""
-    bare = [
-        {(method, row.path) for row in each.without_path if not row.rules for method in row.methods}
-        for each in compared.values()
+def with_limits_required(compared: Comparison, file: str) -> Comparison:
+    """Return the comparison of an app with a file, with a problem for each route that the file does not limit."""
+    problems = [
+        Problem(f"{row.shown_methods} {row.path} of {compared.app} has no limit", file=file, hint=_DEFAULT)
+        for row in compared.without_path
+        if not row.rules
     ]
-    found: dict[str, Comparison] = {}
-    for file, each in compared.items():
-        problems = [
-            Problem(f"{row.shown_methods} {row.path} of {each.app} has no limit", file=file, hint=_DEFAULT)
-            for row in each.without_path
-            if not row.rules and all((method, row.path) in routes for method in row.methods for routes in bare)
-        ]
-        examined = each.examined._replace(problems=(*each.examined.problems, *problems))
-        found[file] = replace(each, examined=examined)
-    return found
+    examined = compared.examined._replace(problems=(*compared.examined.problems, *problems))
+    return replace(compared, examined=examined)
 
 
 _DEFAULT = "a rule with by: ip+route, and without match, limits each route; exempt names those that need no limit"
@@ -293,11 +268,7 @@ def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Compari
     unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
     warnings = [each for each in examined.warnings if each not in unneeded]
     warnings += [*_unmatched(app.name, app.routes, rules, examined), *changing_identities(app, rules)]
-    placed = paths_of_rules(examined)
-    for each in untyped(app.routes, rules):
-        if places := placed.get((each.domain, each.rule)):  # none if the rule is on demand
-            place = places[each.position]
-            warnings.append(replace(place, message=f"{place.message}: {each.message}", hint=f"write {each.typed}"))
+    warnings += untyped(app.routes, rules, paths_of_rules(examined))
     without_path = tuple(row for row in rows if not row.protected)
     return Comparison(app.name, examined._replace(problems=problems, warnings=tuple(warnings)), without_path)
 
@@ -335,42 +306,36 @@ def changing_identities(app: ReadApp, rules: Rules) -> Iterator[Problem]:
                 yield Problem(message, hint=hint)
 
 
-class Untyped(NamedTuple):
-    """A path of a rule that counts each spelling of one value apart: `by: path:id`, without the type of the app's id.
-
-    Attributes:
-        domain: The domain of the rule.
-        rule: The name of the rule.
-        position: The place of the path in `match.path`.
-        typed: The path with the types that the app has.
-        message: What is wrong.
-    """
-
-    domain: str
-    rule: str
-    position: int
-    typed: str
-    message: str
-
-
 _WITHOUT_TYPE = re.compile(r"\{(\w+)(?::str)?\}")
 _WITH_TYPE = re.compile(rf"\{{\w+:({'|'.join(TYPES)})\}}")
 
 
-def untyped(found: Sequence[AppRoute], rules: Rules) -> Iterator[Untyped]:
-    """Yield each path of a rule whose parameters lack a type that a route of the app has."""
+def untyped(
+    found: Sequence[AppRoute], rules: Rules, placed: Mapping[tuple[str, str], Sequence[Problem]] = MappingProxyType({})
+) -> Iterator[Problem]:
+    """Yield a warning for each path of a rule that counts by `path:id` without the type of the app's `id`.
+
+    Each spelling of one value then has a counter of its own.
+
+    Args:
+        found: The routes of the app.
+        rules: The rules.
+        placed: Where the paths are in a file, see `lint.paths`.
+    """
     for part in rules.parts:
         for rule in part.compiled:
             counted = {name for entry in rule.by for name in attributes_of(entry)}
+            places = placed.get((part.domain, rule.rule.name))
             for index, template in enumerate(rule.match.templates):
                 for route in found if any(name.startswith("path:") for name in counted) else ():
                     typed = _with_types(route, template, counted)
                     if typed != template and meets(route.template, template):
+                        place = places[index] if places else Problem(f"rule '{rule.rule.name}'")
                         message = (
-                            f"rule '{rule.rule.name}' counts each spelling of one value apart, as 7 and 007: "
+                            f"{place.message}: counts each spelling of one value apart, as 7 and 007: "
                             f"a parameter of {template} has no type, but the route {route.path} has one"
                         )
-                        yield Untyped(part.domain, rule.rule.name, index, typed, message)
+                        yield replace(place, message=message, hint=f"write {typed}")
                         break
 
 
@@ -402,6 +367,6 @@ def routes(
     with open_limiter(config, None) as limiter:
         rows = list(rows_of(found, limiter.rules))
         for each in untyped(found, limiter.rules):
-            typer.echo(f"warning: {each.message}; write {each.typed}", err=True)
+            typer.echo(f"warning: {each.message}; {each.hint}", err=True)
     columns = ("method", "route", "rules")
     say_list({"routes": rows}, columns, [row.cells() for row in rows], empty="the app has no routes", as_json=as_json)

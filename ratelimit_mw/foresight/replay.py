@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import near
-from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, check_fields
+from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, Unreadable, check_fields
 from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
 from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
 from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
@@ -105,7 +105,8 @@ class _Run:
         parts = [part for each in self.simulations for part in each.rules.parts]
         check_fields(options.places, [name for part in parts for name in part.attributes.custom])
         _check_rule(options.what_if, self.simulations[0])
-        self._logs = [stack.enter_context(Log(path)) for path in options.logs]
+        self._unreadable = Unreadable()
+        self._logs = [stack.enter_context(Log(path, self._unreadable)) for path in options.logs]
         self._formats = [log.detect(options.form, options.places, lenient=options.lenient) for log in self._logs]
         stack.enter_context(quiet())
         self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
@@ -131,17 +132,15 @@ class _Run:
             rules = self.simulations[0].rules
             collection = Collection(rules, options.what_if, self._simulation, deciders[0].named)
             deciders[0].on_verdict = collection.recording.add
-        result = Result(formats=[form.name for form in self._formats], outcome=deciders[0].outcome)
+        formats = [form.name for form in self._formats]
+        result = Result(formats=formats, outcome=deciders[0].outcome, unreadable=self._unreadable)
         if len(deciders) > 1:
             result.against, result.difference = deciders[1].outcome, Difference()
         orders = [Order(options.disorder, spread=options.spread) for _ in self._logs]
         streams = [order.ordered(log.entries(self._fields)) for order, log in zip(orders, self._logs, strict=True)]
         self._take(deciders, result, merged(streams))
-        for log in self._logs:
-            result.unreadable += log.unreadable.count
-            result.shown += log.unreadable.shown
-            result.without_request += log.unreadable.without_request
-        result.shown = [] if options.hashed else result.shown[:3]
+        if options.hashed:  # a line may name its client
+            result.unreadable.shown.clear()
         result.late = sum(order.late for order in orders)
         self._conclude(result, collection)
         return result

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ratelimit_mw.foresight.clients import Client
+from ratelimit_mw.foresight.logs.entry import Unreadable
 from ratelimit_mw.foresight.requests import Gap
 from ratelimit_mw.model import SECOND, Rule
 
@@ -340,9 +341,7 @@ class Result:
         first: The time of the first request, in microseconds since the epoch. 0 without requests.
         last: The time of the last request.
         skipped: The requests that `since`, `until` or `match` left out.
-        unreadable: The number of unreadable lines.
-        shown: The first unreadable lines. They may name clients, so there are none if clients are hashed.
-        without_request: The lines without a request that could be read.
+        unreadable: The lines that could not be read, or have no request.
         late: The requests that were further behind than `disorder`.
         limited_before: The requests with the status 429: the app, or a proxy, limited them already.
         against: What the rules to compare with did. None without them.
@@ -358,9 +357,7 @@ class Result:
     first: int = 0
     last: int = 0
     skipped: int = 0
-    unreadable: int = 0
-    shown: list[str] = field(default_factory=list)
-    without_request: int = 0
+    unreadable: Unreadable = field(default_factory=Unreadable)
     late: int = 0
     limited_before: int = 0
     against: RulesOutcome | None = None
@@ -372,7 +369,7 @@ class Result:
     @property
     def lines(self) -> int:
         """All lines: requests, and those that could not be read."""
-        return self.outcome.requests + self.skipped + self.unreadable + self.without_request
+        return self.outcome.requests + self.skipped + self.unreadable.lines
 
     @property
     def unasked(self) -> bool:

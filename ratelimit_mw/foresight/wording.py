@@ -1,10 +1,10 @@
 """What a replay finds in words: the names of clients, the sentence, the times and the notes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
-from ratelimit_mw.foresight.results import Heaviest, Result
+from ratelimit_mw.foresight.results import Curve, DeniedClient, Heaviest, Result, RuleResult, RulesOutcome
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.identity.sources import SOURCES
 from ratelimit_mw.model import SECOND
@@ -106,6 +106,40 @@ def share(part: int, whole: int) -> str:
     return "<0.01 %" if 0 < part * 20_000 < whole else f"{100 * part / max(whole, 1):.2f} %"
 
 
+def rule_cells(outcome: RulesOutcome, rules: Sequence[RuleResult]) -> tuple[list[str], list[list[str]]]:
+    """Return a table of rules without their names: the columns, and the cells of each rule.
+
+    The name of a column with numbers begins with ">".
+    """
+    extra = [name for name in ("delayed", "over") if any(getattr(each, name) for each in rules)]
+    columns = [">requests", ">denied", ">share", ">clients", *(f">{name}" for name in extra), "worst minute"]
+    rows = [
+        [
+            f"{each.asked:,}",
+            f"{each.denied:,}",
+            share(each.denied, each.asked) if each.asked else "",
+            spelled(each.clients, at_least=outcome.clients.full) if each.denied else "",
+            *(f"{getattr(each, name):,}" for name in extra),
+            "" if each.worst is None else f"{each.worst[0]:,} at {utc(each.worst[1])[:-3]}",
+        ]
+        for each in rules
+    ]
+    return columns, rows
+
+
+def client_cells(client: DeniedClient) -> tuple[str, str, str]:
+    """Return the number of denials of a client, and the times of the first and the last one."""
+    return spelled(client.denied, at_least=not client.certain), utc(client.first), utc(client.last)
+
+
+def limit_cells(curve: Curve) -> list[list[str]]:
+    """Return the cells of each limit: the limit, and the requests and the clients that it denies, with their shares."""
+    return [
+        [f"{limit:,}", f"{denied:,}", share(denied, curve.requests), f"{clients:,}", share(clients, curve.all_clients)]
+        for limit, denied, clients in zip(curve.limits, curve.denied, curve.clients, strict=True)
+    ]
+
+
 def notes(result: Result) -> list[str]:
     """Return what must be known to read the result, as lines."""
     outcome = result.outcome
@@ -116,11 +150,13 @@ def notes(result: Result) -> list[str]:
         )
     if result.late:
         found.append(f"{result.late:,} lines were out of order by more than --disorder, and were replayed late.")
-    if result.without_request:
-        found.append(f"{result.without_request:,} lines have no request, for example after a failed TLS handshake.")
+    unreadable = result.unreadable
+    if unreadable.without_request:
+        found.append(f"{unreadable.without_request:,} lines have no request, for example after a failed TLS handshake.")
     if result.unaddressed:
         found.append(f"{result.unaddressed}.")
-    if result.unreadable:
-        found.append(f"{result.unreadable:,} of {result.lines:,} lines could not be read{':' if result.shown else '.'}")
-        found += [f"  {printable(line)}" for line in result.shown]
+    if unreadable.count:
+        end = ":" if unreadable.shown else "."
+        found.append(f"{unreadable.count:,} of {result.lines:,} lines could not be read{end}")
+        found += [f"  {printable(line)}" for line in unreadable.shown]
     return found

@@ -28,10 +28,8 @@ from ratelimit_mw.stores import kind_of
 logger = logging.getLogger("ratelimit_mw.service")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-_FIRST_DELAY = 1.0
-_LONGEST_DELAY = 30.0
-_STABLE = 60.0
-"""The seconds after which a process that ends is started again without a longer delay."""
+_DELAY = 1.0
+"""The seconds after which a process that has ended is started again."""
 
 
 def run(settings: Settings) -> None:
@@ -94,18 +92,8 @@ class _Worker:
         """The connection between the supervisor and the process, at the end of the one that looks."""
         self.served: Mapping[str, str] = {}
         """Where it is ready, by the names of its ports. Empty if it never was."""
-        self.started = 0.0
         self.due = 0.0
         """When it is to be started, by the monotonic clock."""
-        self._delay = _FIRST_DELAY
-
-    def ended(self, now: float) -> float:
-        """Return the seconds until it is started again."""
-        self.pid = 0
-        self._delay = _FIRST_DELAY if now - self.started >= _STABLE else self._delay
-        self.due = now + self._delay
-        found, self._delay = self._delay, min(2 * self._delay, _LONGEST_DELAY)
-        return found
 
 
 class _Supervisor:
@@ -146,7 +134,6 @@ class _Supervisor:
     def _start(self, worker: _Worker) -> bool:
         """Start a process. Return True in that process."""
         own, its = socket.socketpair()
-        worker.started = time.monotonic()
         worker.pid = os.fork()
         if worker.pid:
             its.close()
@@ -201,7 +188,7 @@ class _Supervisor:
                     worker.link.shutdown(socket.SHUT_WR)
 
     def _on_end(self, worker: _Worker, code: int) -> None:
-        delay = worker.ended(time.monotonic())
+        worker.pid, worker.due = 0, time.monotonic() + _DELAY
         if self._stopping:
             return
         if not self._ready:
@@ -209,7 +196,7 @@ class _Supervisor:
             self._exit_code = code if code > 0 else 1
             self._stop()
         else:
-            logger.error("worker %d has ended (exit code %d). It starts again in %g s", worker.number, code, delay)
+            logger.error("worker %d has ended (exit code %d). It starts again in %g s", worker.number, code, _DELAY)
 
     def _hear(self, worker: _Worker, link: socket.socket) -> None:
         """Read where a process is ready, or that it has ended."""

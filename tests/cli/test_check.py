@@ -59,7 +59,7 @@ r.yaml: 1 problem
             1,
             """\
 r.yaml:1:13: error: the character '\\x1b' is not allowed in YAML
-    1 | domain: shop·[2J
+    1 | domain: shop\\x1b[2J
       |             ^
 
 r.yaml: 1 problem

@@ -13,6 +13,7 @@ from ratelimit_mw.cli.common import console_of, table_of
 from ratelimit_mw.cli.replayed import rows_to_show
 from tests.cli.test_command import command
 from tests.foresight.logs_of import LOGS
+from tests.foresight.reports import curve
 from tests.foresight.test_replay import NOON, SAMPLE, line
 
 RULES = "domain: shop\nclient: {secret: s}\nrules:\n  - {name: everything, limit: 2 per minute}\n"
@@ -442,7 +443,7 @@ def test_denials_are_written_to_a_pipe(replay):
 
 
 def test_the_rows_to_show_have_the_limit_in_force_and_the_first_that_denies_nothing():
-    limits = [1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 120]
-    denied = [90, 80, 60, 40, 30, 20, 9, 5, 1, 0, 0, 0]
-    rows = [limits[place] for place in rows_to_show(limits, 20, denied, 100)]
-    assert rows == [2, 10, 20, 40, 50, 60, 80]
+    limits = (1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 120, 150, 200)
+    denied = (90, 80, 60, 40, 30, 20, 9, 5, 4, 3, 2, 1, 0, 0)
+    found = curve(limit=30, limits=limits, denied=denied)
+    assert [limits[place] for place in rows_to_show(found)] == [1, 5, 20, 30, 40, 60, 100, 150]

@@ -126,14 +126,14 @@ rules:
         "utf-8",
     )
     message = (
-        "rule 'each' counts each spelling of one value apart, as 7 and 007: a parameter of /api/items/{id} has no "
+        "counts each spelling of one value apart, as 7 and 007: a parameter of /api/items/{id} has no "
         f"type, but the route {route} has one"
     )
     _, checked, _ = routed(f"{app}:app", "--json", rules=rules, verb="check")
     (warning,) = [each for each in json.loads(checked)["files"][0]["warnings"] if "apart" in each["message"]]
     assert warning["message"] == f"rules[0].match.path: {message}"
     assert (warning["line"], warning["hint"]) == (3, "write /api/items/{id:int}")
-    assert routed(f"{app}:app", rules=rules)[2] == f"warning: {message}; write /api/items/{{id:int}}\n"
+    assert routed(f"{app}:app", rules=rules)[2] == f"warning: rule 'each': {message}; write /api/items/{{id:int}}\n"
 
 
 def test_check_names_paths_without_a_route_and_routes_without_a_path(routed, tmp_path):
@@ -289,9 +289,9 @@ def test_a_rule_by_a_signed_session_is_a_warning(framework, client, by, warned, 
         ("shop:app", "No module named 'shop' in {} or among the installed packages"),
         ("app_here:ap", "module 'app_here' has no attribute 'ap' (did you mean 'app'?)"),
         ("app_here:number", "'app_here:number' is not an app: it can't be called"),
-        ("app_here:make", "'app_here:make' is a function that makes an app; write --app 'app_here:make()'"),
+        ("app_here:make", "are known; if it makes an app, write --app 'app_here:make()'"),
         ("app_here:make_with()", "TypeError: make_with() missing 1 required positional argument: 'name'"),
-        ("app_here:app", "it is a function, and only Starlette, FastAPI, Flask and Django are known"),
+        ("app_here:app", "it is a function, and only the apps of Starlette, FastAPI, Flask and Django are known"),
         ("app_fails:app", "the app 'app_fails:app' can't be imported: RuntimeError: no database\n  {}/app_fails.py:2"),
         ("app_ends:app", "the app 'app_ends:app' can't be imported: SystemExit: 0\n  {}/app_ends.py:1"),
     ],

@@ -11,7 +11,7 @@ from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.requests import Requests, readings_of
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
-from ratelimit_mw.foresight.suggest.proposal import Proposal, propose
+from ratelimit_mw.foresight.suggest.proposal import Proposal, mapping_of, propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.units import SECOND
@@ -170,7 +170,7 @@ def tried(mixture: Mixture) -> Outcome:
     traffic.add(entries)
     proposal = propose(traffic, check, enforce=True)
     lost: Counter[str] = Counter()
-    with quiet(), closing(Simulation(proposal.mapping(enforce=True))) as simulation:
+    with quiet(), closing(Simulation(mapping_of(proposal.rules, enforce=True))) as simulation:
         readings = readings_of(simulation.rules, ("ip", "user").__contains__, ())
         decider = Decider(simulation, Requests(readings.values(), ["user"]), hashed=False)
         for entry, (_, kind) in zip(entries, requests, strict=True):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ratelimit_mw.foresight.logs.entry import Unreadable
 from ratelimit_mw.foresight.logs.inputs import Log, Order
 
 LOGS = Path(__file__).parent / "logs"
@@ -30,6 +31,6 @@ FORMATS = {
 
 def entries(path, wanted=(), *, form="auto", places=None, disorder=60, spread=False):
     """All requests of a log, in order of time, and the log itself."""
-    with Log(str(path)) as log:
+    with Log(str(path), Unreadable()) as log:
         log.detect(form, places or {})
         return [entry for batch in Order(disorder, spread=spread).ordered(log.entries(wanted)) for entry in batch], log

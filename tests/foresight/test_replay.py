@@ -88,7 +88,7 @@ def test_the_sample_log_has_the_numbers_of_the_contract(algorithm, denied, clien
     result = replayed(SAMPLE, {"name": "all", "by": "ip", "limit": "60 per minute", "algorithm": algorithm})
     outcome = result.outcome
     assert (outcome.requests, outcome.denied, len(outcome.limited)) == (10_000, denied, clients)
-    assert (result.formats, result.unreadable, result.late) == (["combined"], 0, 0)
+    assert (result.formats, result.unreadable.count, result.late) == (["combined"], 0, 0)
 
 
 BAN = {"after": "2 denials in 1 minute", "for": "30s"}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw.foresight.logs.entry import Unreadable
 from ratelimit_mw.foresight.report.html import page
 from ratelimit_mw.foresight.report.markup import element
 from ratelimit_mw.foresight.report.svg import Scale, spans_of, what_if
@@ -207,14 +208,16 @@ def test_a_million_requests_of_many_clients_and_rules_fit_into_300_kilobytes():
     windows = [round(1.003**number) for number in range(4000)]
     limits = tuple(sorted({round(1.17**number) for number in range(60)} | {5}))
     made = curve("", limits, windows)
+    unreadable = Unreadable()
+    for _ in range(3):
+        unreadable.add("<\u202e" * 4000)
     result = Result(
         formats=["combined"] * 100,
         outcome=outcome,
         first=start,
         last=start + minutes * MINUTE - 1,
         gaps=[Gap(f"rule-{number}", "<" * 1000) for number in range(300)],
-        unreadable=3,
-        shown=["<\u202e" * 4000] * 3,
+        unreadable=unreadable,
         difference=difference,
         curves=[made._replace(rule=f"rule-{number}") for number in range(300)],
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
-from ratelimit_mw.foresight.suggest.proposal import propose
+from ratelimit_mw.foresight.suggest.proposal import mapping_of, propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnusableLog
 from tests.foresight import traffic
@@ -58,7 +58,7 @@ def denials(log, proposal):
     def count(denial):
         found[denial.client] = found.get(denial.client, 0) + 1
 
-    replay(Options(logs=[log], rules=proposal.mapping(enforce=True), on_denial=count))
+    replay(Options(logs=[log], rules=mapping_of(proposal.rules, enforce=True), on_denial=count))
     return found
 
 
@@ -272,7 +272,7 @@ def test_alternatives_deny_what_the_file_says(tmp_path):
     log = traffic.write(tmp_path / "a.log", traffic.site(1, 300), *guessers(42, 5))
     proposal = proposed(log)
     for place in (0, 2):
-        config = proposal.mapping(enforce=False)
+        config = mapping_of(proposal.rules, enforce=False)
         for rule, own in zip(config["rules"], proposal.rules, strict=True):
             rule["limit"] = list(own.effects[place].limits)
         result = replay(Options(logs=[log], rules=config)).outcome.rules.values()
@@ -288,7 +288,7 @@ def test_users_have_a_rule_if_the_log_has_them(tmp_path):
     proposal = proposed(log)
     rule = next(rule for rule in proposal.rules if rule.by == "user")
     assert rule.limits[0].limit < 40 < minutes(proposal)[None]
-    assert proposal.mapping(enforce=True)["client"] == {"user": "header:Authorization"}
+    assert mapping_of(proposal.rules, enforce=True)["client"] == {"user": "header:Authorization"}
 
 
 def test_a_route_of_which_many_clients_are_one_track_gets_a_convention(tmp_path):
@@ -472,7 +472,7 @@ def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one
     source = ProposalSource(logs=[one + other], options=["--field", other], enforce=True)
     text = as_yaml(proposal, seen, source)
     assert all(character.isprintable() or character == "\n" for character in text)
-    assert yaml.safe_load(text) == proposal.mapping(enforce=True)
+    assert yaml.safe_load(text) == mapping_of(proposal.rules, enforce=True)
     path = tmp_path_factory.mktemp("rules") / "rules.yaml"
     path.write_text(text, "utf-8")
     examined = check(path)

@@ -134,14 +134,15 @@ def test_ask_shows_each_descriptor_and_exits_with_0_or_1(service):
 def test_ask_with_no_hits_charges_nothing_and_prints_json(service):
     words = "--grpc", service.grpc, "--domain", "shop", "--hits", "0", "--json", "user=json"
     code, out, _ = [run(*words) for _ in range(5)][-1]
-    (found,) = json.loads(out)["descriptors"]
-    assert (code, found["remaining"], found["limit"], found["name"]) == (0, 3, 3, "by_user")
+    (found,) = json.loads(out)["statuses"]
+    assert (code, found["limitRemaining"]) == (0, 3)
+    assert found["currentLimit"] == {"name": "by_user", "requestsPerUnit": 3, "unit": "YEAR"}
 
 
 def test_ask_sends_hits_in_the_field_of_envoy_and_gives_them_back(service):
     def left(*words):
         code, out, _ = run("--grpc", service.grpc, "--domain", "shop", "user=hits", "--json", *words)
-        return code, json.loads(out)["descriptors"][0]["remaining"]
+        return code, json.loads(out)["statuses"][0].get("limitRemaining", 0)
 
     found = [left(*words) for words in ((), ("--hits", "0"), ("--hits", "9"), ("--hits", "0"), ("--hits", "-9"))]
     assert found == [(0, 2), (0, 2), (1, 0), (1, 0), (0, 2)]  # 9 are charged, and make a debt, as a descriptor's own

@@ -90,6 +90,11 @@ class Unreadable:
         self.shown: list[str] = []
         self.without_request = 0
 
+    @property
+    def lines(self) -> int:
+        """The number of lines that are no requests."""
+        return self.count + self.without_request
+
     def add(self, line: str) -> None:
         """Count a line, unless it is empty."""
         if line and not line.isspace():

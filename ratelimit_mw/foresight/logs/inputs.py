@@ -54,12 +54,13 @@ class Log:
 
     Args:
         path: The path of the file, or "-" for standard input.
+        unreadable: Counts the lines that cannot be read.
 
     Raises:
         OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, unreadable: Unreadable) -> None:
         self.path = path
         self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
         self._stream = self._raw
@@ -68,8 +69,7 @@ class Log:
         self._unwrap: Callable[[bytes], bytes] | None = None
         self._head: list[bytes] = []
         self._blocks = self._read()
-        self.unreadable = Unreadable()
-        """Counts the lines that could not be read."""
+        self.unreadable = unreadable
         self.format: LineFormat | None = None
         """The format, after `detect`."""
         self.proxied = ""

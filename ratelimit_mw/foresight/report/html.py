@@ -23,7 +23,7 @@ from ratelimit_mw.foresight.results import (
     RulesOutcome,
     bars_of,
 )
-from ratelimit_mw.foresight.wording import notes, sentence, share, spelled, utc
+from ratelimit_mw.foresight.wording import client_cells, limit_cells, notes, rule_cells, sentence, share, spelled, utc
 from ratelimit_mw.units import spell_period
 
 MOST_CHARTS = 5
@@ -137,23 +137,12 @@ def _head(result: Result, logs: Sequence[str]) -> Markup:
 
 
 def _rules(outcome: RulesOutcome, rules: Sequence[RuleResult]) -> Markup:
-    extra = [name for name in ("delayed", "over") if any(getattr(each, name) for each in rules)]
-    rows = [
-        (
-            _name(each.name, shadow=each.shadow),
-            f"{each.asked:,}",
-            f"{each.denied:,}",
-            share(each.denied, each.asked) if each.asked else "",
-            spelled(each.clients, at_least=outcome.clients.full) if each.denied else "",
-            *(f"{getattr(each, name):,}" for name in extra),
-            "" if each.worst is None else f"{each.worst[0]:,} at {utc(each.worst[1])[:-3]}",
-        )
-        for each in rules[:MOST_ROWS]
-    ]
-    columns = ("rule", ">requests", ">denied", ">share", ">clients", *(f">{name}" for name in extra), "worst minute")
+    shown = rules[:MOST_ROWS]
+    columns, cells = rule_cells(outcome, shown)
+    rows = [(_name(each.name, shadow=each.shadow), *row) for each, row in zip(shown, cells, strict=True)]
     return _section(
         "Rules",
-        _table(columns, rows),
+        _table(("rule", *columns), rows),
         _more(len(rules) - MOST_ROWS, "rules"),
         _note(_RING, "a shadow rule: it denies nothing, and would have denied these requests.")
         if any(each.shadow for each in rules)
@@ -183,13 +172,7 @@ def _denials(result: Result, rules: Sequence[RuleResult]) -> Markup | None:
 
 def _clients(outcome: RulesOutcome, most: int, rule: str | None) -> Markup | None:
     rows = [
-        (
-            _client(each.client),
-            _name(each.rule, shadow=each.shadow),
-            spelled(each.denied, at_least=not each.certain),
-            utc(each.first),
-            utc(each.last),
-        )
+        (_client(each.client), _name(each.rule, shadow=each.shadow), *client_cells(each))
         for each in outcome.most_limited(most, rule)
     ]
     if not rows:
@@ -260,16 +243,7 @@ def _hit(curve: Curve, room: int) -> Markup | None:
 
 def _curve(curve: Curve, room: int) -> Markup:
     unit = svg.unit_of(curve)
-    rows = [
-        (
-            f"{limit:,}{unit}",
-            f"{denied:,}",
-            share(denied, curve.requests),
-            f"{clients:,}",
-            share(clients, curve.all_clients),
-        )
-        for limit, denied, clients in zip(curve.limits, curve.denied, curve.clients, strict=True)
-    ]
+    rows = [(f"{limit}{unit}", *cells) for limit, *cells in limit_cells(curve)]
     now = rows[curve.in_force]
     filled = [element("b" if n in (0, 2, 4) else "span", text, data_cell=n) for n, text in enumerate(now)]
     answer = element(

@@ -142,12 +142,9 @@ class Proposal:
     ordinary: frozenset[str] = frozenset()
     clients: int = 0
 
-    def mapping(self, *, enforce: bool) -> dict[str, object]:
-        """Return the rules as a rules file has them. Without `enforce`, they are shadow rules."""
-        return _mapping(self.rules, enforce=enforce)
 
-
-def _mapping(rules: Sequence[ProposedRule], *, enforce: bool) -> dict[str, object]:
+def mapping_of(rules: Sequence[ProposedRule], *, enforce: bool) -> dict[str, object]:
+    """Return rules as a rules file has them. Without `enforce`, they are shadow rules."""
     found: dict[str, object] = {"domain": DOMAIN}
     if any(rule.by == "user" for rule in rules):
         found["client"] = {"user": USER}
@@ -394,7 +391,7 @@ class _Analysis:
                 rule, limits=[each for each in rule.limits if each.limit < wider.get(each.period, _NO_LIMIT)]
             )
         if rule.limits:
-            examined = self._check(_mapping([*rules, rule], enforce=True))
+            examined = self._check(mapping_of([*rules, rule], enforce=True))
             if not examined.problems and not examined.warnings:
                 return rule
         return "its clients need as much as the other rules allow"
@@ -406,11 +403,11 @@ class _Analysis:
             by: {each for scope in scopes if scope.rule.by == by for each in scope.above(strict)}
             for by in ("ip", "user")
         }
-        config = _mapping([scope.rule for scope in scopes], enforce=False)
+        config = mapping_of([scope.rule for scope in scopes], enforce=False)
         config["rules"] = [each for scope in scopes for each in _variants(scope.rule)]
         found = denials(self._traffic, config, heavy["ip"], heavy["user"])
         if enforce:
-            config = _mapping([scope.rule for scope in scopes], enforce=True)
+            config = mapping_of([scope.rule for scope in scopes], enforce=True)
             found = {**found, **denials(self._traffic, config, heavy["ip"], heavy["user"])}
         return [scope.stated(found) for scope in scopes]
 

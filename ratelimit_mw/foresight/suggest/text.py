@@ -4,14 +4,16 @@ Paths, addresses and file names in it come from outside. They are printable, wit
 where they could end a comment or a string.
 """
 
-import json
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
 
+import yaml
+
 from ratelimit_mw.foresight.suggest.clients import template
-from ratelimit_mw.foresight.suggest.limits import HEADROOM, Consequence, Limit, covered
+from ratelimit_mw.foresight.suggest.limits import HEADROOM, Limit, covered
 from ratelimit_mw.foresight.suggest.proposal import DOMAIN, USER, Proposal, ProposedRule, counted
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
 from ratelimit_mw.foresight.wording import printable, share, utc
@@ -108,8 +110,8 @@ def _head(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> Itera
     if traffic.limited_before:
         text = f"{traffic.limited_before:,} requests have the status 429: a limit was in force already."
         yield from _comment(text)
-    if traffic.unreadable:
-        yield from _comment(f"{traffic.unreadable:,} lines could not be read.")
+    if traffic.unreadable.count:
+        yield from _comment(f"{traffic.unreadable.count:,} lines could not be read.")
     if traffic.without_address:
         yield from _comment(
             f"{traffic.without_address:,} requests have no address that can be read. They are not used."
@@ -142,17 +144,9 @@ def _rule(rule: ProposedRule, *, enforce: bool) -> Iterator[str]:
         reasons.insert(0, rule.reason)
     for text in (*reasons, *_effects(rule)):
         yield from _comment(text, "  ")
-    yield f"  - name: {rule.name}"
-    if rule.route is not None:
-        path = json.dumps(template(rule.route.path), ensure_ascii=False)
-        yield f"    match: {{path: {path}, methods: [{rule.route.method}]}}"
-    yield f"    by: {rule.by}"
-    limits = rule.texts()
-    yield f"    limit: {limits[0] if len(limits) == 1 else '[' + ', '.join(limits) + ']'}"
-    if rule.replaces:
-        yield f"    replaces: [{', '.join(rule.replaces)}]"
-    if not enforce:
-        yield "    shadow: true"
+    for key, value in rule.mapping(enforce=enforce).items():
+        line = yaml.safe_dump({key: value}, default_flow_style=True, allow_unicode=True, width=math.inf)
+        yield f"{'  - ' if key == 'name' else '    '}{line.strip()[1:-1]}"
 
 
 def _reason(limit: Limit, kind: str) -> str:
@@ -215,63 +209,6 @@ def _period(period: int) -> str:
     """Return a period as text. It is known to a tenth, so that a large one is rounded."""
     unit = SECOND if period < 2 * MINUTE else MINUTE if period < 2 * HOUR else HOUR
     return spell_duration((period + unit // 2) // unit * unit)
-
-
-def as_mapping(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> dict[str, object]:
-    """Return the same for programs: what was found, and the rules file as `config`."""
-    name = _namer(hashed=source.hashed)
-    return {
-        "requests": traffic.requests,
-        "clients": proposal.clients,
-        "from": utc(traffic.first, exact=True),
-        "to": utc(traffic.last, exact=True),
-        "rules": [
-            {
-                "name": rule.name,
-                "reason": rule.reason,
-                "limits": [
-                    {
-                        "limit": each.limit,
-                        "per": spell_period(each.period),
-                        "clients": each.clients,
-                        "half": each.half,
-                        "most": each.most,
-                        "before_raised": each.plain,
-                        "beyond": len(each.beyond),
-                    }
-                    for each in rule.limits
-                ],
-                **dict(zip(("strict", "effect", "loose"), map(_effect, rule.effects), strict=True)),
-            }
-            for rule in proposal.rules
-        ],
-        "without_rule": [{"route": _shown(route), "reason": why} for route, why in proposal.unruled],
-        "beyond": [
-            {"client": name("ip", client), "busiest_minute": peak, "requests": sent, "denied": denied}
-            for client, peak, sent, denied in proposal.beyond
-        ],
-        "pollers": [
-            {
-                "client": name("ip", client),
-                "route": _shown(traffic.routes[poll.route]),
-                "period": poll.period / SECOND,
-                "requests": poll.requests,
-            }
-            for client, poll in proposal.polls.items()
-        ],
-        "not_stopped": list(_doubts(proposal, name)),
-        "config": proposal.mapping(enforce=source.enforce),
-    }
-
-
-def _effect(effect: Consequence) -> dict[str, object]:
-    return {
-        "limit": [*effect.limits],
-        "denied": effect.denied,
-        "requests": effect.requests,
-        "limited_clients": effect.limited,
-        "clients": effect.clients,
-    }
 
 
 def _shown(route: Route) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
 
-from ratelimit_mw.foresight.logs.entry import LogEntry
+from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import UnusableLog
 from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.identity.address import canonical, masked
@@ -114,10 +114,8 @@ class Traffic:
         """The requests without an address that can be read. They belong to no client."""
         self.formats: list[str] = []
         """The formats of the logs, in their order."""
-        self.unreadable = 0
-        """The lines that could not be read."""
-        self.without_request = 0
-        """The lines without a request that could be read."""
+        self.unreadable = Unreadable()
+        """The lines that could not be read, or have no request."""
         self.limited_before = 0
         """The requests with the status 429."""
         self.first = self.last = 0
@@ -140,7 +138,7 @@ class Traffic:
     @property
     def lines(self) -> int:
         """All lines: requests, and those that could not be read."""
-        return self.requests + self.skipped + self.unreadable + self.without_request
+        return self.requests + self.skipped + self.unreadable.lines
 
     def read(
         self,
@@ -166,7 +164,7 @@ class Traffic:
         """
         with ExitStack() as stack:
             users = False
-            logs = [stack.enter_context(Log(path)) for path in paths]
+            logs = [stack.enter_context(Log(path, self.unreadable)) for path in paths]
             for log in logs:
                 found = log.detect(form, places or {}, lenient=lenient)
                 self.formats.append(found.name)
@@ -179,8 +177,6 @@ class Traffic:
                     self.add(batch)
                     if on_progress is not None:
                         on_progress(self.requests + self.skipped, sum(each.position for each in logs))
-                self.unreadable += log.unreadable.count
-                self.without_request += log.unreadable.without_request
 
     def add(self, batch: Sequence[LogEntry]) -> None:
         """Add requests, in any order. Raises UnusableLog if they are too many."""
