@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ratelimit_mw.cli import Exit
@@ -196,6 +195,8 @@ def _asked(client: Client, given: Namespace) -> bool:
     response = client.ask(given.domain, given.descriptors, given.hits)
     good = response.overall_code == RateLimitResponse.OK
     if given.json:
+        from google.protobuf.json_format import MessageToDict  # imported late: a probe does not use it
+
         _say(MessageToDict(response))
     else:
         from ratelimit_mw.cli.common import say_table  # imported late: a probe does not use it
