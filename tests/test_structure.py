@@ -32,7 +32,6 @@ SHORT = {
     "envoy/__init__.py": "a package's docstring",
     "foresight/__init__.py": "a package's docstring",
     "foresight/logs/__init__.py": "a package's docstring",
-    "foresight/report/__init__.py": "a package's docstring",
     "foresight/suggest/__init__.py": "a package's docstring",
     "foresight/what_if/__init__.py": "a package's docstring",
     "http/__init__.py": "a package's docstring",
@@ -42,7 +41,6 @@ SHORT = {
     "rules/__init__.py": "a package's docstring",
     "stores/redis/__init__.py": "a package's docstring",
     "stores/shared/__init__.py": "a package's docstring, and the function that opens the store",
-    "telemetry/__init__.py": "a package's docstring",
     "service/__init__.py": "the names that users import",
     "service/state.py": "what the servers share",
 }
@@ -133,7 +131,7 @@ def lengths():
     }
 
 
-MOST_FILES = 214
+MOST_FILES = 211
 """The house's goal is 200. Lower this number with each file that goes."""
 
 

@@ -33,8 +33,8 @@ def _print_version(wanted: bool) -> None:
 
 app = typer.Typer(
     name="ratelimit-mw",
-    help="Check rate limit rules, explain decisions, show counters and reset them.",
-    epilog="Exit codes: 0 success; 1 errors in the rules, or nothing to remove; 2 wrong usage; 3 store unavailable.",
+    help="Check rate limit rules, try them on a log, explain decisions, show and reset counters, and serve decisions.",
+    epilog="Exit codes: 0 success; 1 errors in rules or a log, or nothing to change; 2 wrong usage; 3 store unavailable.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -65,6 +65,7 @@ _TOPICS = {
     "secret": ("explain", "show", "top", "reset", "override", "worker"),  # they make or show keys
     "memory": ("explain",),  # it reads counters in memory
     "reload": ("worker",),  # it goes on while rules change
+    "address": (),  # `explain` has a remedy of its own
 }
 """Warnings that only some commands print."""
 

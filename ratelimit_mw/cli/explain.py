@@ -173,7 +173,10 @@ def explain(
         known = limiter.rules.attributes.request_from(options)
         request.values |= {name: value for name, value in {**known.values, **known.raw}.items() if value is not None}
         explanation = with_retries(lambda: _explained(limiter, request, cost))
+        by_address = any("ip" in part.attributes.used for part in limiter.rules.parts)
     say_result(explanation, "\n".join(map(_coloured, explanation.lines())), as_json=as_json)
+    if by_address and ip is None and peer is None:
+        typer.echo("note: this client has no address; give it one with --ip", err=True)
 
 
 _COLOURS = {"✗": "red", "✓": "green", "○": "yellow"}

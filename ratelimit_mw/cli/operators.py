@@ -359,7 +359,7 @@ def _database(url: str) -> Iterator[RulesDatabase]:
     try:
         database = RulesDatabase(url)
     except ValueError as error:
-        fail(f"--database: {error}", Exit.USAGE)
+        fail(f"--database must be the URL of a Redis, such as redis://localhost:6379/0: {error}", Exit.USAGE)
     try:
         yield database
     except VersionConflict as conflict:

@@ -240,7 +240,7 @@ def replay(
     else:
         say_result(result, logs, by=by, most=most, rule=rule)
     if html is not None:
-        from ratelimit_mw.foresight.report.html import page  # imported late: few replays need it
+        from ratelimit_mw.foresight.report import page  # imported late: few replays need it
 
         with _writing(html):
             html.write_text(page(result, logs, most=most, rule=rule), "utf-8")

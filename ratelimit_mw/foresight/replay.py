@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.errors import near
+from ratelimit_mw.errors import nearest
 from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, Unreadable, check_fields
 from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
 from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
@@ -227,8 +227,7 @@ def _check_rule(name: str | None, simulation: Simulation) -> None:
     """Raise ValueError if the rules have none with this name. None stands for all rules."""
     names = [rule.name for part in simulation.rules.parts for rule in part.rules]
     if name is not None and name not in names:
-        hint = near(name, names, {})
-        raise ValueError(f"--rule: there is no rule {name!r}{f' ({hint})' if hint else ''}")
+        raise ValueError(f"--rule: there is no rule {name!r} ({nearest(name, names)})")
 
 
 def _fields(simulations: Sequence[Simulation], readings: Sequence[Mapping[str, Reading]]) -> list[str]:

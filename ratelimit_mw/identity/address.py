@@ -247,7 +247,8 @@ class ClientAddress:
         if peer:  # some servers write an empty text; it is not logged, because it may be a secret by mistake
             what = "the server gave a client's address that is not an IP address"
             mend = 'In a test with Starlette\'s TestClient, give it one: TestClient(app, client=("192.0.2.1", 50000))'
-        self._once(logger.warning, "%s; all such requests share one counter (logged once). %s", what, mend)
+        topic = {"ratelimit_topic": "address"}
+        self._once(logger.warning, "%s; all such requests share one counter (logged once). %s", what, mend, extra=topic)
 
 
 # Each of these functions yields the addresses that one kind of header reports, nearest hop first.

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, collecting
@@ -27,7 +28,6 @@ from ratelimit_mw.service.access import Access, Certificates, ReadAgain
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.grpc_server import GrpcServer
-from ratelimit_mw.service.http_protocol import protocol_of
 from ratelimit_mw.service.servable import require_servable, warn_of_waits
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.state import Service
@@ -43,6 +43,23 @@ after 90), so no request is sent on a connection that is just being closed."""
 
 _LOOK_EVERY = 1.0
 """The seconds between two looks at the files of certificates and tokens."""
+
+
+_FIRST_HEAD = 30.0
+"""The seconds within which the head of the first request of a connection must arrive."""
+
+_NEXT_HEAD = 120.0
+"""The seconds after which a connection is looked at again. One without a further request since then is closed."""
+
+_BODY = b"The request is not valid HTTP.\n"
+_DENIAL = (
+    b"HTTP/1.1 403 Forbidden\r\n"
+    b"content-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\n"
+    b"x-ratelimit-status: 400\r\n"
+    b"connection: close\r\n"
+    b"\r\n%s"
+) % (len(_BODY), _BODY)
 
 
 def run(settings: Settings, supervisor: socket.socket | None = None) -> None:
@@ -270,3 +287,52 @@ def _config(service: Service, name: str, address: Address, app: Any) -> uvicorn.
     if certificates is not None and not address.path:
         config.ssl = certificates.context(of_clients=name != "admin")
     return config
+
+
+def protocol_of(service: Service) -> type[asyncio.Protocol]:
+    """Return the protocol class for `uvicorn.Config(http=…)`. It counts what it refuses.
+
+    A proxy may pass on header bytes that this server refuses: nginx accepts a vertical tab in a value. uvicorn answers
+    400, which nginx's `auth_request` takes for a failure of the service. If nginx is told to let requests pass then, a
+    client with such a header would have no limits. The answer is therefore a denial. uvicorn also warns of each such
+    request, so that clients could fill the log: the service warns in its place, at most ten times a minute.
+
+    uvicorn waits for ever for the head of a request, so that a caller could use up the connections of the process.
+    """
+    base: Any = AutoHTTPProtocol
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+    class HttpProtocol(base):  # type: ignore[misc]  # uvicorn chooses its base when it is imported
+        """One connection."""
+
+        connections: set[Any]  # of this port
+        cycle: Any
+        loop: asyncio.AbstractEventLoop
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._look_again = self.loop.call_later(_FIRST_HEAD, self._look, None)
+            if len(self.connections) > service.settings.max_connections:
+                service.refuse("too_many_connections")
+                service.warn("too_many_connections", "a connection was closed: the port has --max-connections of them")
+                transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._look_again.cancel()
+            super().connection_lost(exc)
+
+        def _look(self, last: Any) -> None:
+            """End the connection if the last request is still the one of the last look, and is answered."""
+            if self.cycle is last and (last is None or self.cycle.response_complete):
+                service.refuse("slow_http")
+                self.transport.abort()
+            else:
+                self._look_again = self.loop.call_later(_NEXT_HEAD, self._look, self.cycle)
+
+        def send_400_response(self, _message: str) -> None:
+            service.refuse("malformed_http")
+            service.warn("malformed_http", "a caller of --http or --admin sent what is not valid HTTP")
+            self.transport.write(_DENIAL)
+            self.transport.close()
+
+    return HttpProtocol

@@ -14,7 +14,7 @@ with extra("opentelemetry"):
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.tally import Cell
-from ratelimit_mw.telemetry.measures import MEASURES, ExportReading, Measure, label_of, points
+from ratelimit_mw.telemetry import MEASURES, ExportReading, Measure, label_of, points
 
 __all__ = ["export"]
 

@@ -28,7 +28,7 @@ from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Distribution
 from ratelimit_mw.tally import Cell
-from ratelimit_mw.telemetry.measures import MEASURES, ExportReading, Labels, Measure, label_of, points
+from ratelimit_mw.telemetry import MEASURES, ExportReading, Labels, Measure, label_of, points
 
 __all__ = ["export"]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.foresight.logs.entry import Unreadable
-from ratelimit_mw.foresight.report.html import page
+from ratelimit_mw.foresight.report import page
 from ratelimit_mw.foresight.report.markup import element
 from ratelimit_mw.foresight.report.svg import Scale, spans_of, what_if
 from ratelimit_mw.foresight.requests import Gap

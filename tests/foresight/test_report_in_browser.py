@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ratelimit_mw.foresight.report.html import page as report
+from ratelimit_mw.foresight.report import page as report
 from tests.foresight.reports import small
 
 SHARED = "access.log"

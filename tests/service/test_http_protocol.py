@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from ratelimit_mw.service import api, http_protocol
+from ratelimit_mw.service import api, runner
 from ratelimit_mw.service.api import http_app
-from ratelimit_mw.service.http_protocol import protocol_of
+from ratelimit_mw.service.runner import protocol_of
 from tests.service.http_service import service, serving
 
 
@@ -39,8 +39,8 @@ def test_a_header_that_the_server_refuses_is_a_denial(byte):
 
 @pytest.mark.parametrize("begin", [b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"])
 def test_a_connection_that_does_not_end_the_head_of_a_request_is_closed(begin, monkeypatch):
-    monkeypatch.setattr(http_protocol, "_FIRST_HEAD", 0.5)
-    monkeypatch.setattr(http_protocol, "_NEXT_HEAD", 0.5)
+    monkeypatch.setattr(runner, "_FIRST_HEAD", 0.5)
+    monkeypatch.setattr(runner, "_NEXT_HEAD", 0.5)
     made = service()
     with connected(made) as (raw, _), suppress(ConnectionResetError):
         raw.sendall(begin + b"GET /livez HTTP/1.1\r\n")

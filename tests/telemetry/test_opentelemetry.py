@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.telemetry.measures import MEASURES
+from ratelimit_mw.telemetry import MEASURES
 from ratelimit_mw.telemetry.opentelemetry import export
 
 

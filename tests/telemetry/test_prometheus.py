@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.model import EntryList
-from ratelimit_mw.telemetry.measures import MEASURES
+from ratelimit_mw.telemetry import MEASURES
 from ratelimit_mw.telemetry.prometheus import export
 from tests.support.apps import ROOT, gunicorn
 

@@ -8,7 +8,7 @@ import yaml
 
 from ratelimit_mw.model import Decision
 from ratelimit_mw.tally import OUTCOMES, REASONS, Tally
-from ratelimit_mw.telemetry.measures import MEASURES
+from ratelimit_mw.telemetry import MEASURES
 from tests.support.apps import ROOT
 
 FOLDER = ROOT / "examples" / "observability"

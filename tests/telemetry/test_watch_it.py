@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ratelimit_mw.telemetry.measures import MEASURES
+from ratelimit_mw.telemetry import MEASURES
 from tests.support.apps import ROOT
 
 PAGE = (ROOT / "docs" / "watch-it.md").read_text("utf-8")
