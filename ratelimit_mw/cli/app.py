@@ -34,7 +34,7 @@ def _print_version(wanted: bool) -> None:
 app = typer.Typer(
     name="ratelimit-mw",
     help="Check rate limit rules, try them on a log, explain decisions, show and reset counters, and serve decisions.",
-    epilog="Exit codes: 0 success; 1 errors in rules or a log, or nothing to change; 2 wrong usage; 3 store unavailable.",
+    epilog="Exit codes: 0 success; 1 errors in rules or a log, or nothing to change; 2 wrong usage; 3 store away.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
