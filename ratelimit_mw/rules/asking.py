@@ -1,7 +1,8 @@
 """The rules of an app that asks a service: all that is known here is what to ask.
 
-Addresses, methods, paths, hosts and tiers are sent as they are, because the rules of the service match them. All other
-values are hashed with `client.secret`.
+Addresses, methods, paths, hosts, tiers and entries are sent as they are, because the rules of the service match them.
+All other values are hashed with `client.secret`. Clients write most of these texts, and the service refuses a whole
+batch for one that it cannot use. None is therefore too long, or has half of a surrogate pair.
 """
 
 import json
@@ -21,12 +22,18 @@ from ratelimit_mw.rules.ruleset import REFUSED, RuleSet, Selection
 ASKED = "(service)"
 """The name of the rule that stands for all rules of the service, as while it is away."""
 
-_PLAIN = frozenset(("ip", "method", "path", "host", "tier", "route"))
-_LONGEST = 1024
-"""The most characters of a value that is sent as it is. The service refuses more than 4 KiB, with the whole batch."""
+_PLAIN = frozenset(("ip", "method", "host", "tier", "route"))
+_LONGEST = 512
+"""The longest JSON of a value that is sent as it is. A question of 32 entries fits into one body."""
+
+_HEAD = 64
+"""The characters of a longer value that are sent, because a descriptor may have `*` behind them. Its hash follows."""
+
+_LONGEST_PATH = 4096
+"""The most bytes of a path. The service takes no more. A path that is cut would avoid the rules that match its end."""
 
 MOST_ATTRIBUTES = 32
-"""The most attributes of a question, see `service.checks`."""
+"""The most attributes or entries of a question, see `service.checks`."""
 
 _PREFLIGHT = ("origin", "access-control-request-method")
 
@@ -57,7 +64,8 @@ class AskingRules(RuleSet):
         `named` is the JSON of further members of the question.
         """
         if type(request) is EntriesRequest:
-            return self._charges_of(f'"entries":{_write(request.entries)},{named}{self._end}', cost)
+            entries = [f"[{self._matched(key)},{self._matched(value)}]" for key, value in request.entries]
+            return self._charges_of(f'"entries":[{_joined(entries)}],{named}{self._end}', cost) if entries else ()
         charges = self._asked(request, self.select(request), cost, named)
         if request.several:
             each = partial(self._asked, cost=cost, named=named)
@@ -76,6 +84,8 @@ class AskingRules(RuleSet):
         free = selection[2]
         if free is not None:
             return BLOCKED if free == REFUSED else ()
+        if len(request.path) > _LONGEST_PATH // 4 and len(_text(request.path).encode()) > _LONGEST_PATH:
+            return BLOCKED
         return self._charges_of(self._question(self._attributes_of(request), named), cost)
 
     def _charges_of(self, question: str, cost: int) -> tuple[Charge, ...]:
@@ -83,9 +93,7 @@ class AskingRules(RuleSet):
 
     def _question(self, found: dict[str, str], named: str = "") -> str:
         """The question with these attributes, whose values are JSON, without its first brace."""
-        if len(found) > MOST_ATTRIBUTES:
-            raise ValueError(f"an app sends a service at most {MOST_ATTRIBUTES} attributes")
-        attributes = ",".join([f"{quoted(name)}:{value}" for name, value in found.items()])
+        attributes = _joined([f"{quoted(name)}:{value}" for name, value in found.items()])
         return f'"attributes":{{{attributes}}},{named}{self._end}'
 
     def _attributes_of(self, request: Request) -> dict[str, str]:
@@ -95,25 +103,36 @@ class AskingRules(RuleSet):
         if address is not None:
             found["remote_address"] = quoted(address)
         if request.method:
-            found["method"] = _plain(request.method)
+            found["method"] = self._matched(request.method)
         for name, read in self._readers:
             value = request.path if name == "path" and request.context is not None else read(request)
             if value is not None:
-                found[name] = _plain(value) if name in _PLAIN else self._hashed(name, value, address)
+                found[name] = self._json(name, value, address)
         if request.method == "OPTIONS" and request.context is not None:
             for name in _PREFLIGHT:
                 lines = request.header_lines(name)
                 if len(lines) == 1:
-                    found[f"header:{name}"] = _plain(lines[0])
+                    found[f"header:{name}"] = self._matched(lines[0])
         elif isinstance(request, MappingRequest):
             for name, value in (*request.values.items(), *request.raw.items()):
                 if value and name != "ip" and not name.startswith("("):
-                    plain = name in _PLAIN or name.startswith("path:")
-                    found[name] = _plain(value) if plain else self._hashed(name, value, address)
+                    found[name] = self._json(name, value, address)
         return found
 
-    def _hashed(self, name: str, value: str, address: str | None) -> str:
+    def _json(self, name: str, value: str, address: str | None) -> str:
+        """The JSON of an attribute."""
+        if name == "path":
+            return quoted(_text(value))
+        if name in _PLAIN or name.startswith("path:"):
+            return self._matched(value)
         return quoted(self.attributes.digest_of(name)(f"ip={address}" if value == BY_ADDRESS else value))
+
+    def _matched(self, value: str) -> str:
+        """The JSON of a value that rules of the service match."""
+        written = quoted(value)
+        if len(written) <= _LONGEST and (value.isascii() or value == _text(value)):
+            return written
+        return quoted(f"{_text(value[:_HEAD])}#{self.attributes.digest(value)}")
 
 
 def client_of(key: str) -> str:
@@ -124,7 +143,12 @@ def client_of(key: str) -> str:
     return f"{stem}{{{'+'.join(f'{name}={value}' for name, value in named if value)}}}"
 
 
-def _plain(value: str) -> str:
-    """Return the JSON of a value that rules of the service match."""
-    plain = len(value) <= _LONGEST and value.isascii()
-    return quoted(value if plain else value[:_LONGEST].encode("utf-8", "replace").decode())
+def _text(value: str) -> str:
+    """Return the value with a question mark for each half of a surrogate pair."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _joined(found: Sequence[str]) -> str:
+    if len(found) > MOST_ATTRIBUTES:
+        raise ValueError(f"an app sends a service at most {MOST_ATTRIBUTES} attributes or entries")
+    return ",".join(found)

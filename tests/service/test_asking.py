@@ -171,16 +171,55 @@ def test_questions_beyond_what_one_body_may_have_are_several_calls():
 
 
 @pytest.mark.parametrize(
-    "path", ["/" + "x" * 60_000, "/" + "\N{GRINNING FACE}" * 5_000, "/\ud800", '/"\\\x00', ""], ids=range(5)
+    ("path", "told"),
+    [("/" + "x" * 60_000, None), ("/" + "\N{GRINNING FACE}" * 5_000, None), ("/\ud800", 1), ('/"\\\x00', 1), ("", 1)],
+    ids=range(5),
 )
-def test_no_path_of_a_client_spoils_the_call_that_it_shares_with_others(path):
+def test_no_path_of_a_client_spoils_the_call_that_it_shares_with_others(path, told):
     async def at_once(limiter):
         await limiter.acheck({"ip": "192.0.2.9"})
         asked = [{"ip": "192.0.2.1"}, {"ip": "192.0.2.2", "path": path}, {"ip": "192.0.2.3"}]
         return await asyncio.gather(*map(limiter.acheck, asked))
 
     with asking() as (limiter, _):
-        assert [decision.remaining for decision in asyncio.run(at_once(limiter))] == [1, 1, 1]
+        decisions = asyncio.run(at_once(limiter))
+    assert [decision.remaining for decision in decisions] == [1, told, 1]
+    assert decisions[1].reason == (None if told else "blocked")
+
+
+TREE = [{"key": "user", "rate_limit": {"unit": "hour", "requests_per_unit": 1}}]
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "x" * 5_000, "\N{GRINNING FACE}" * 99, "\ud800"], ids=range(4))
+def test_no_entry_of_a_client_spoils_the_call_that_it_shares_with_others(text):
+    async def at_once(limiter, asked):
+        return [bool(each) for each in await asyncio.gather(*[limiter.acheck([("user", each)]) for each in asked])]
+
+    with asking({"domain": "shop", "storage": {"timeout": "5s"}, "descriptors": TREE}) as (limiter, _):
+        assert asyncio.run(at_once(limiter, ["ann", text, f"{text}x", "bob"])) == [True] * 4
+        assert asyncio.run(at_once(limiter, ["ann", text, f"{text}x", "bob"])) == [False] * 4
+
+
+def test_a_list_without_entries_is_not_asked_and_one_of_too_many_is_an_error_of_the_app():
+    with asking({"domain": "shop", "storage": {"timeout": "5s"}, "descriptors": TREE}) as (limiter, recorder):
+        assert limiter.check([]).rule is None
+        with pytest.raises(ValueError, match="at most 32"):
+            limiter.check([("user", "ann")] * 33)
+        assert limiter.check([("user", "ann")]).remaining == 0
+        assert len(recorder.checks) == 1
+
+
+def test_attributes_of_any_length_fit_into_one_question():
+    told = {f"path:a{n}": "\N{GRINNING FACE}" * 2_000 for n in range(28)}
+    with asking() as (limiter, _):
+        assert [limiter.check({"ip": "192.0.2.1", "tier": "ü" * 9_000, **told}).remaining for _ in range(2)] == [1, 0]
+
+
+def test_a_rule_matches_the_end_of_a_long_path():
+    export = {"name": "export", "match": {"path": "/api/{id}/export"}, "by": "ip", "limit": "1 per hour"}
+    with asking(file([export])) as (limiter, _):
+        asked = [ask_asgi(limiter, f"/api/{'x' * 3_000}{n}/export").status for n in range(2)]
+    assert asked == [200, 429]
 
 
 def test_a_request_with_two_users_is_asked_once_for_each():
