@@ -204,7 +204,7 @@ def replay(
     The clock is that of the log. The counters are in memory: the storage, the overrides and the switch that the rules
     name are never opened. If a rule needs something that the log does not have, this is reported. Nothing is guessed.
 
-    The exit code is 1 if the rules or the log cannot be read, if no rule was asked, or above `--fail-above`.
+    The exit code is 1 if the rules or the log cannot be read, if no rule applied, or above `--fail-above`.
     """
     limit = None if fail_above is None else _share(fail_above)
     require_one_standard_input(logs)

@@ -246,8 +246,8 @@ def _gaps(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterat
         if all(in_flight):
             yield _without(name, f"{begins} counts requests in flight and needs their duration", "duration")
         else:
-            text = f"the concurrent limit of {begins} needs durations, which this log does not have: it was never asked"
-            yield Gap(name, f"{text}. {_hint('duration')}")
+            text = f"the concurrent limit of {begins} needs durations, which this log does not have"
+            yield Gap(name, f"{text}: the replay ignores it. {_hint('duration')}")
     for exact in rule.match.exact:
         if absent(exact.name):
             yield _without(name, f"{begins} applies by {exact.name}", exact.name)
@@ -294,13 +294,13 @@ def _gaps_of_by(rule: CompiledRule, begins: str, absent: Callable[[str], bool]) 
             text = f"{begins} counts by {entry}, but this log has no {' and no '.join(missing)}: it counted by {left}"
             gaps.append(Gap(name, f"{text}. {_hint(missing[0])}"))
     if usable:  # only some counters of the rule were left out
-        texts = [gap.text.replace(": it was never asked", ": that counter was never asked") for gap in gaps]
+        texts = [gap.text.replace(": the replay ignores it", ": the replay ignores that counter") for gap in gaps]
         gaps = [Gap(name, text) for text in texts]
     yield from gaps
 
 
 def _without(name: str, need: str, field: str) -> Gap:
-    lacking = "which this log does not have: it was never asked"
+    lacking = "which this log does not have: the replay ignores it"
     return Gap(name, f"{need}, {lacking}. {_hint(field)}", never_asked=True)
 
 

@@ -243,11 +243,11 @@ def test_what_the_log_does_not_have_is_reported(log):
     )
     client = {"user": "header:Authorization", "tier": "header:X-Plan", "secret": "s"}
     result = replayed(log(line(0), line(1)), *rules, sections={"client": client})
-    lacks, never = "which this log does not have", "which this log does not have: it was never asked"
+    lacks, never = "which this log does not have", "which this log does not have: the replay ignores it"
     assert [text.partition(". `--field ")[::2] for text in texts(result)] == [
         (f"rule 'api' counts by user, {never}", "user=…` says where it is"),
         ("rule 'either' counts by user|ip, but this log has no user: it counted by ip", "user=…` says where it is"),
-        (f"rule 'both' counts by user, {lacks}: that counter was never asked", "user=…` says where it is"),
+        (f"rule 'both' counts by user, {lacks}: the replay ignores that counter", "user=…` says where it is"),
         (f"rule 'busy' counts requests in flight and needs their duration, {never}", "duration=…` says where it is"),
         (f"rule 'gold' applies by header:X-Plan, {never}", "header:X-Plan=…` says where it is"),
         (f"rule 'tiers' has limits by tier, {lacks}: all had the default limit", "tier=…` says where it is"),
