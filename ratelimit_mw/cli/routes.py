@@ -152,7 +152,7 @@ def read_app(name: str) -> ReadApp:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RouteRules:
     """The rules of one route and some of its methods.
 
     Attributes:
@@ -186,7 +186,7 @@ class Row:
         return "WebSocket" if self.websocket else ",".join(self.methods)
 
 
-def rows_of(routes: Iterable[AppRoute], rules: Rules) -> Iterator[Row]:
+def rows_of(routes: Iterable[AppRoute], rules: Rules) -> Iterator[RouteRules]:
     """Yield the routes with their rules. Methods of a route that ask the same rules share a row."""
     named = sorted({method for part in rules.parts for rule in part.compiled for method in rule.match.methods})
     # One method stands for all that no rule names.
@@ -198,7 +198,7 @@ def rows_of(routes: Iterable[AppRoute], rules: Rules) -> Iterator[Row]:
             shared.setdefault(_asked(route, method, rules), []).append(method)
         for (exempt, asked), alike in shared.items():
             shown = (ANY,) if ANY in route.methods and other in alike else tuple(alike)
-            yield Row(shown, route.path, route.websocket, exempt, asked)
+            yield RouteRules(shown, route.path, route.websocket, exempt, asked)
 
 
 def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[str, tuple[RuleOfRoute, ...]]:
@@ -225,7 +225,7 @@ class Comparison:
 
     app: str
     examined: Examined
-    without_path: tuple[Row, ...]
+    without_path: tuple[RouteRules, ...]
 
     def lines(self) -> Iterator[str]:
         """The lines that list `without_path`."""

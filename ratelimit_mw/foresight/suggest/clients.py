@@ -15,7 +15,7 @@ from ratelimit_mw.foresight.suggest.traffic import (
     INT,
     OTHER,
     UUID,
-    Request,
+    LoggedRequest,
     Route,
     Traffic,
     page_of,
@@ -242,7 +242,7 @@ def track_of(statuses: Mapping[int, int]) -> Track | None:
     return Track(status, requests) if requests >= _LEAST_TRACK and 10 * number >= 9 * requests else None
 
 
-def poll_of(requests: Sequence[Request]) -> Poll | None:
+def poll_of(requests: Sequence[LoggedRequest]) -> Poll | None:
     """Return what a client polls: one page, with success, in at least 20 and 90 % of its requests. Otherwise None.
 
     The middle 80 % of the times between these requests must be near their median: within a tenth of it, or within the

@@ -154,11 +154,11 @@ def mapping_of(rules: Sequence[ProposedRule], *, enforce: bool) -> dict[str, obj
 USER = "header:Authorization"
 """The source of the user in a proposal. Logs have the user of HTTP Basic, unless an app puts another one there."""
 
-Check = Callable[[Mapping[str, object]], Examined]
+Examine = Callable[[Mapping[str, object]], Examined]
 """Examines rules as `ratelimit-mw check` does."""
 
 
-def propose(traffic: Traffic, check: Check, *, enforce: bool = False) -> Proposal:
+def propose(traffic: Traffic, check: Examine, *, enforce: bool = False) -> Proposal:
     """Return the rules for the traffic of a log. `check` must find nothing wrong with them.
 
     Args:
@@ -233,7 +233,7 @@ class _Scope(NamedTuple):
 class _Analysis:
     """Looks at all clients, and then at the routes that may need a rule."""
 
-    def __init__(self, traffic: Traffic, check: Check) -> None:
+    def __init__(self, traffic: Traffic, check: Examine) -> None:
         self._traffic, self._check = traffic, check
         span = traffic.last - traffic.first
         self._periods = [period for period in PERIODS if period == MINUTE or 2 * period <= span]

@@ -67,7 +67,7 @@ class Route(NamedTuple):
     path: tuple[str, ...]
 
 
-Request = tuple[int, int]
+LoggedRequest = tuple[int, int]
 """One request: its time in microseconds since the epoch, and the rest, packed in one number.
 
 The rest has the index of its route in `Traffic.routes`, its status, the index of its user in `Traffic.users`, and a
@@ -212,7 +212,7 @@ class Traffic:
             most = f"{_MOST_REQUESTS:,} requests or {_MOST_CLIENTS:,} clients"
             raise UnusableLog(f"the log has more than {most}: choose a part of it with --since and --until")
 
-    def of(self, client: str) -> list[Request]:
+    def of(self, client: str) -> list[LoggedRequest]:
         """Return the requests of a client, in order of time. "" stands for those without an address."""
         held = self._clients[client] if client else self._nameless
         found = list(zip(held[::2], held[1::2], strict=True))

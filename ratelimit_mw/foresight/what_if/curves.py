@@ -271,7 +271,7 @@ class _Makers:
             return charge
 
         simulation = self._collection.simulation()
-        made: dict[int, tuple[Plan, Sequence[int], _KnownDenial]] = {}
+        made: dict[int, tuple[Plan, Sequence[int], _RepeatedDenial]] = {}
         denied, limited = 0, set[str]()
         try:
             for at, number, status, lasted in columns.decidable(asking):
@@ -281,18 +281,18 @@ class _Makers:
                     places = [place for place, charge in enumerate(charges) if charge.rule is rule]
                     asked = columns.members[recording.places_of(number)]
                     alone = bool((askers[asked[used[asked]]] == 1).all())
-                    known_denial = _KnownDenial(charges, places, alone=alone, never=whole or rule.shadow)
-                    known = made[number] = simulation.plan_of(charges), places, known_denial
-                plan, own, known_denial = known
-                if at < known_denial.until:
-                    denied += known_denial.denying
+                    repeated = _RepeatedDenial(charges, places, alone=alone, never=whole or rule.shadow)
+                    known = made[number] = simulation.plan_of(charges), places, repeated
+                plan, own, repeated = known
+                if at < repeated.until:
+                    denied += repeated.denying
                     continue
                 outcomes = simulation.taken(at, plan)
                 if outcomes is None:
                     verdict = simulation.decide(at, status, lasted, plan)
                     outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
                 else:
-                    known_denial.note(at, outcomes)
+                    repeated.note(at, outcomes)
                 if outcomes:
                     for place in own:
                         if not outcomes[place][0]:
@@ -304,7 +304,7 @@ class _Makers:
         return denied, limited
 
 
-class _KnownDenial:
+class _RepeatedDenial:
     """Until when the engine decides the same on the requests of a plan: most denials charge nothing.
 
     Args:
