@@ -8,32 +8,37 @@ import re
 from ratelimit_mw.units import SHORT_UNITS, UNITS
 
 _TOGETHER = "write the number and the time in one text, for example limit: 100 per minute"
-_PATH = "write the path under match, for example match: {path: /login}"
-_BUCKET = "a token_bucket admits its burst at once, a leaky_bucket spreads it: write one of them as algorithm"
-_ENFORCED = "a rule is always enforced, unless it has shadow: true; to disable it, remove it"
-_EXEMPT = "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules"
-_OFF = "to disable all rules, start the app with RATELIMIT_MW=off"
-_HEADERS = "write response: {headers: […]}"
 _DOMAIN = "the domain is the first part of every key"
-_ADDRESS = "write them as url: redis://:password@host:6379/0"
 
 _KEYS: tuple[tuple[str, str, str], ...] = (
-    ("", "enabled ratelimit_enabled", _OFF),
+    ("", "enabled ratelimit_enabled", "to disable all rules, start the app with RATELIMIT_MW=off"),
     ("", "strategy ratelimit_strategy", "each rule has its algorithm"),
-    ("", "headers_enabled ratelimit_headers_enabled", _HEADERS),
+    ("", "headers_enabled ratelimit_headers_enabled", "write response: {headers: […]}"),
     ("", "key_prefix ratelimit_key_prefix prefix", _DOMAIN),
-    ("storage", "type host port db password", _ADDRESS),
+    ("storage", "type host port db password", "write them as url: redis://:password@host:6379/0"),
     ("storage", "prefix key_prefix", _DOMAIN),
     ("storage", "uri redis redis_url storage_uri", "did you mean 'url'?"),
     ("client", "ip", "write the header as ip_header, for example X-Forwarded-For, and your proxies as trusted_proxies"),
     ("rules", "max requests average capacity window windowms window_ms period per interval", _TOGETHER),
     ("rules", "duration unit second minute hour day", _TOGETHER),
-    ("rules", "url uri route endpoint location", _PATH),
+    ("rules", "url uri route endpoint location", "write the path under match, for example match: {path: /login}"),
     ("rules", "method", "write the methods under match, for example match: {methods: [POST]}"),
-    ("rules", "nodelay delay", _BUCKET),
-    ("rules", "enabled disabled skip dry_run block", _ENFORCED),
+    (
+        "rules",
+        "nodelay delay",
+        "a token_bucket admits its burst at once, a leaky_bucket spreads it: write one of them as algorithm",
+    ),
+    (
+        "rules",
+        "enabled disabled skip dry_run block",
+        "a rule is always enforced, unless it has shadow: true; to disable it, remove it",
+    ),
     ("rules", "error_message", "write it under response, for example response: {message: Slow down}"),
-    ("rules", "exempt exclude whitelist allowlist", _EXEMPT),
+    (
+        "rules",
+        "exempt exclude whitelist allowlist",
+        "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules",
+    ),
 )
 """The section, keys of other limiters, and the hint."""
 

@@ -244,7 +244,9 @@ def compose(
         _share(everything)
         _compare_domains(parts, around)
         _compare_attributes(parts)
-        _refuse_sources(parts, alone=len(everything) == 1)
+        for part in parts if len(everything) > 1 else ():
+            if part.source is not None:
+                part.add_problem("rules", "'source' is only allowed if the configuration is a single file or mapping")
         compiled = [_compile(part.file, part.problems, source=part.source, once=once) for part in parts]
         if not any(part.problems for part in everything):
             rules = Rules(compiled)
@@ -296,12 +298,6 @@ def _compare_attributes(parts: Sequence[_Part]) -> None:
             if other != source:
                 message = f"{quoted(name)} is {quoted(other)} in {holder.name}, but {quoted(source)} here"
                 part.add_problem("attributes", message)
-
-
-def _refuse_sources(parts: Sequence[_Part], *, alone: bool) -> None:
-    for part in parts:
-        if part.source is not None and not alone:
-            part.add_problem("rules", "'source' is only allowed if the configuration is a single file or mapping")
 
 
 def _compile(file: Values, problems: Problems, *, source: str | None = None, once: Once | None = None) -> RuleSet:

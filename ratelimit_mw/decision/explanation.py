@@ -84,17 +84,19 @@ def reasons(
     asked: dict[str, list[Charge]] = {}
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
-    readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)]
+    # Only descriptors apply to a list of entries.
+    whole = named is not None or not isinstance(request, EntriesRequest)
+    readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)] if whole else []
     if named is not None:
         found = [replace(readings[0].reason_asked(named), charges=tuple(charges))]
         return found, _IN_SHADOW if rules.shadow else ""
-    known = (*rules.compiled, *rules.inline.rules.values())
+    known = (*rules.compiled, *rules.inline.rules.values()) if whole else ()
     found = [_reason_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in known]
     # The remaining charges come from descriptors, which match entries instead of requests.
     found += [Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items()]
-    if all(reading.free for reading in readings):
+    if whole and all(reading.free for reading in readings):
         return found, readings[0].free
-    return found, _IN_SHADOW if rules.shadow else readings[0].apart
+    return found, _IN_SHADOW if rules.shadow else readings[0].apart if whole else ""
 
 
 def _reason_of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[Charge, ...]) -> Reason:
@@ -232,12 +234,10 @@ def _criteria(
         criteria.append(Criterion("the path", wanted, request.path or "not given", found))
     met = dict.fromkeys(looked_up, found) | {each: each.holds(request) for each in tried}
     others = [Criterion(each.name, each.wanted, each.found(request), met[each]) for each in met]
-    return (*criteria, *sorted(others, key=_order))
+    return (*criteria, *sorted(others, key=lambda each: _ORDER.get(each.name, 2)))
 
 
-def _order(criterion: Criterion) -> int:
-    """Sort the method first and the address second."""
-    return {"the method": 0, "the address": 1}.get(criterion.name, 2)
+_ORDER = {"the method": 0, "the address": 1}
 
 
 _IN_SHADOW = "the whole file is in shadow: it denies no request"
@@ -413,12 +413,6 @@ def explain(
 
 
 def _reasons(part: RuleSet, request: Request, cost: int, named: str | NamedRule | None) -> tuple[list[Reason], str]:
-    if named is None and isinstance(request, EntriesRequest):
-        asked: dict[str, list[Charge]] = {}
-        for charge in part.plan(request, cost):
-            asked.setdefault(charge.rule.name, []).append(charge)
-        found = [Reason(name, "applies", "", (), tuple(charges)) for name, charges in asked.items()]
-        return found, _IN_SHADOW if part.shadow else ""
     charges = part.plan(request, cost) if named is None else part.plan_rule(named, request, cost) or ()
     if charges is BLOCKED:
         return [], "an override blocks this client, with 403"

@@ -1,6 +1,5 @@
 """Makes the plan of a request: the counters to ask in one store call, each with its rule."""
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,6 +14,7 @@ from ratelimit_mw.decision.shedding import Shedder, WouldShed
 from ratelimit_mw.decision.verdict import ServiceVerdict, Verdict
 from ratelimit_mw.identity.http_request import Told
 from ratelimit_mw.identity.request import Arguments, Request
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
@@ -33,8 +33,6 @@ def whole(cost: object) -> int:
         raise ValueError(f"cost is {cost!r}: it must be a whole number of at least 0")
     return min(int(cost), _MAX_COST)
 
-
-_log = logging.getLogger("ratelimit_mw")
 
 _MAX_LOGGED = 100  # rule names that are remembered as logged
 _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
@@ -305,7 +303,7 @@ class Planner:
     def _log_once(self, name: str, message: str) -> None:
         if name not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(name)
-            _log.error(message, name)
+            logger.error(message, name)
 
 
 def _cacheable(given: Mapping[str, object]) -> bool:

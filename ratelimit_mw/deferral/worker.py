@@ -1,7 +1,6 @@
 """The worker that replays deferred requests while the load is low."""
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
@@ -23,9 +22,8 @@ from ratelimit_mw.deferral.queue import (
 from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
-
-_log = logging.getLogger("ratelimit_mw")
 
 T = TypeVar("T")
 
@@ -165,7 +163,9 @@ class Worker:
         error = task.exception()
         if error is not None:
             trace = None if isinstance(error, StoreUnavailable) else error
-            _log.error("worker: a request was interrupted, and a worker will claim it again: %s", error, exc_info=trace)
+            logger.error(
+                "worker: a request was interrupted, and a worker will claim it again: %s", error, exc_info=trace
+            )
 
     @property
     def _queue(self) -> Queue:
@@ -188,12 +188,12 @@ class Worker:
                 entry = await asyncio.to_thread(self._listener.next, self._name, seconds)
         except StoreUnavailable as error:
             if not self._unavailable:
-                _log.warning("worker: the queue is away (%s)", error)
+                logger.warning("worker: the queue is away (%s)", error)
             self._unavailable = True
             await asyncio.sleep(_SOON)
             return None
         if self._unavailable:
-            _log.warning("worker: the queue is back")
+            logger.warning("worker: the queue is back")
             self._unavailable = False
         return entry
 
@@ -234,7 +234,7 @@ class Worker:
             async with asyncio.timeout(self._timeout):
                 answer = await self._target.send(stored, job.body, more, self._rules.defer.max_body)
         except NotSent as error:
-            _log.warning("worker: the app is away (%s)", error)
+            logger.warning("worker: the app is away (%s)", error)
             await self._postpone(entry, _SOON, counted=False)
         except Unsendable as error:
             await self._settle(entry, "parked", {"reason": f"the request can't be sent: {error}"})
@@ -276,9 +276,9 @@ class Worker:
 
     async def _settle(self, entry: QueueEntry, state: str, fields: Mapping[str, str | bytes | int]) -> None:
         if state != "done":
-            _log.warning("worker: %s is %s: %s", entry.id, state, fields["reason"])
+            logger.warning("worker: %s is %s: %s", entry.id, state, fields["reason"])
         if not await self._report(lambda: self._queue.settle(entry, state, fields)):
-            _log.warning("worker: %s is %s, but another worker has already reported another result", entry.id, state)
+            logger.warning("worker: %s is %s, but another worker has already reported another result", entry.id, state)
 
     async def _report(self, report: Callable[[], T]) -> T:
         """Report a result to the queue. Retry while the store is unavailable: only this worker has the result."""
@@ -296,5 +296,5 @@ class Worker:
             if not await asyncio.to_thread(self._queue.pending, self._name):  # else another worker must claim them
                 await asyncio.to_thread(self._queue.leave, self._name)
         except StoreUnavailable:
-            _log.debug("worker: %s could not leave the consumer group", self._name)
+            logger.debug("worker: %s could not leave the consumer group", self._name)
         self._listener.close()

@@ -116,7 +116,7 @@ def _policy(rule: Rule, quota: Quota) -> Policy:
     name = rule.name
     if rule.several:
         name += " concurrent" if concurrent else f" per {spell_period(quota.period)}"
-    name = _printable(name)
+    name = quote(name, _PRINTABLE, errors="replace")  # a String of RFC 9651 has only printable ASCII
     item = _string(name)
     if concurrent:
         return Policy(name, f'{item};q={quota.shown_limit};qu="concurrent-requests"', f"{item};r=", timed=False)
@@ -124,11 +124,6 @@ def _policy(rule: Rule, quota: Quota) -> Policy:
     if not quota.burst:
         return Policy(name, policy_item, f"{item};r=")
     return Policy(name, policy_item, f"{item};r=", quota.burst - quota.spare, -(-quota.period // quota.limit))
-
-
-def _printable(name: str) -> str:
-    """`name` as a String of RFC 9651: characters other than printable ASCII are percent-encoded."""
-    return quote(name, _PRINTABLE, errors="replace")
 
 
 def _string(text: str) -> str:

@@ -15,7 +15,6 @@ The state is a value of JSON, made of what processes have reported:
   rule decided. `bans` and `denials` (a series as above, empty if there were none) are those of the last 15 minutes.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -27,6 +26,7 @@ from weakref import ref
 from ratelimit_mw.decision.explanation import limit_in_words
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.limiter import LIMITERS, RateLimiter
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.operations.activity import (
     STEP,
@@ -167,9 +167,6 @@ def _numbers(series: Series, end: int, first: int) -> list[int]:
     return [series.get(step, 0) for step in range(first, end)]
 
 
-_log = logging.getLogger("ratelimit_mw")
-
-
 _MANY = 100
 """If more rules than this did anything, the state is shown for a second, because it takes some milliseconds."""
 
@@ -290,7 +287,7 @@ class _Reporter:
         self._thread: threading.Thread | None = None
         self._outline: Outline | None = None
         self._made: _Made | None = None
-        self._failed = False
+        self._once = Once()
 
     def begin(self, user: int) -> None:
         """Observe the limiter for this user."""
@@ -392,9 +389,7 @@ class _Reporter:
             if sharing.possible:
                 sharing.send(observer.report(limiter, sharing.latency_ms))
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
-            if not self._failed:
-                self._failed = True
-                _log.error("the live page can't be kept up to date: %s (logged once)", described(error))
+            self._once(logger.error, "the live page can't be kept up to date: %s (logged once)", described(error))
         return True
 
 

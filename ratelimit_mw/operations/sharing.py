@@ -6,7 +6,6 @@ have one hash tag, so a cluster has them on one node, and one MGET reads the boa
 files, see `stores.shared.records.FileBoard`.
 """
 
-import logging
 import random
 import threading
 import time
@@ -15,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.operations.activity import Activity, ProcessReport, decode_report, encode_report, together
 from ratelimit_mw.process_local import event, lazy, lock
 from ratelimit_mw.rules.compiled import key_of_domain
@@ -23,7 +23,6 @@ from ratelimit_mw.stores import kind_of
 if TYPE_CHECKING:
     from ratelimit_mw.stores.shared.records import FileBoard
 
-_log = logging.getLogger("ratelimit_mw")
 
 PLACES = 128
 """The most limiters of all processes that can report at the same time."""
@@ -174,7 +173,7 @@ class Sharing:
         self._others: Others | None = None
         self._reader: threading.Thread | None = None
         self._read_at = float("-inf")
-        self._logged: set[str] = set()
+        self._once = Once()
 
     def others(self) -> Others | None:
         """Return the reports of the other processes, at most a second old. None if they are not known.
@@ -200,7 +199,8 @@ class Sharing:
         had_place, began = board.has_place, time.perf_counter()
         try:
             if not board.put(encode_report(report)):
-                self._log_once("too many processes report to the live page; it does not show this one")
+                message = "too many processes report to the live page; it does not show this one"
+                self._once(logger.warning, message)
         except StoreUnavailable as error:
             self._note(error)
         else:
@@ -245,11 +245,7 @@ class Sharing:
         if self.away:
             self._others = None
         if refused:
-            self._log_once(f"the server refuses the reports of the live page: {error}")
+            self._once(logger.warning, "the server refuses the reports of the live page: %s", error, about=str(error))
         elif isinstance(error, PermanentFault) and not self.server:
-            self._log_once(f"the live page shows only this process: {error}: {error.remedy}")
-
-    def _log_once(self, message: str) -> None:
-        if message not in self._logged:
-            self._logged.add(message)
-            _log.warning("%s", message)
+            message = "the live page shows only this process: %s: %s"
+            self._once(logger.warning, message, error, error.remedy, about=str(error))

@@ -19,7 +19,6 @@ This module is internal: its names may change in any release.
 """
 
 import asyncio
-import logging
 from collections.abc import Container
 from functools import lru_cache
 from itertools import chain
@@ -35,12 +34,11 @@ from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.http_request import AsgiRequest
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.state import Service
-
-_log = logging.getLogger("ratelimit_mw")
 
 _STATUS = b"x-ratelimit-status"
 _TOKEN = b"x-ratelimit-token"
@@ -105,7 +103,7 @@ class Auth:
         self._peers: dict[str | None, tuple[bool, bool]] = {}
         """Whether a peer is trusted, and whether it may ask without a token."""
         self._peers_of: Rules | None = None
-        self._logged: set[str] = set()
+        self._once = Once()
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one request of a proxy. Its body is not read."""
@@ -186,8 +184,8 @@ class Auth:
                 raise Unanswerable(401, "unauthorized", f"{message}X-RateLimit-Token.")
         if trusted:
             return
-        self._log_once(
-            "untrusted_proxy",
+        self._once(
+            logger.error,
             "/auth: the proxy that asks is not in client.trusted_proxies (for a proxy on a unix socket, "
             "client.trusted_hops is not set), so all of its clients count as one: add its address (logged once)",
         )
@@ -215,7 +213,7 @@ class Auth:
         """
         self._service.refuse(refused.reason)
         if not refused.by_client:
-            self._log_once(refused.reason, "/auth: %s (logged once)", refused)
+            self._once(logger.error, "/auth: %s (logged once)", refused, about=refused.reason)
         body = str(refused).encode() + b"\n"
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
@@ -224,11 +222,6 @@ class Auth:
         ]
         status = (parameters.denied if refused.by_client else None) or refused.status
         await _send_denial(DenialResponse(refused.status, headers, body), status, send)
-
-    def _log_once(self, topic: str, message: str, *arguments: object) -> None:
-        if topic not in self._logged:
-            self._logged.add(topic)
-            _log.error(message, *arguments)
 
 
 _NONE = _AuthParameters()

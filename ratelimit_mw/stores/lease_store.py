@@ -6,7 +6,6 @@ The logic is written once for threads and tasks, as generators (`Steps`) that yi
 import asyncio
 import atexit
 import contextlib
-import logging
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.stores.base import (
@@ -36,8 +36,6 @@ from ratelimit_mw.stores.base import (
 )
 from ratelimit_mw.stores.denials import asked_again, has_begun
 from ratelimit_mw.stores.lease import Claim, Due, LeaseLedger
-
-logger = logging.getLogger("ratelimit_mw")
 
 _MAX_PER_CALL = 100
 """The most counters in one call, so that no call occupies the store for long."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.clock import Clock, SystemClock
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import Ask, Quota, Reply
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
@@ -26,8 +27,6 @@ from ratelimit_mw.stores.counters import (
     first_unexpired,
     shadowed,
 )
-
-_log = logging.getLogger("ratelimit_mw")
 
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
 _BATCH = 4  # a segment drops expired counters each time that it has grown by this many
@@ -265,7 +264,7 @@ def open_store(settings: StorageSettings, clock: Clock | None) -> Store:
 def _warn(workers: int) -> None:
     several = workers > 1
     loss = f"clients get up to {workers} times their limits" if several else "a restart resets them"
-    _log.log(
+    logger.log(
         logging.ERROR if several else logging.WARNING,
         "storage is memory://: each process has its own counters, and %s; to share them, set storage.url in the rules, "
         "or storage= in code: lmdb:// for the workers of one machine, redis://HOST:6379/0 for several machines",

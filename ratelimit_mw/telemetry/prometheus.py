@@ -1,7 +1,6 @@
 """Exports the metrics of a limiter to `prometheus_client`."""
 
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -9,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ratelimit_mw.errors import extra
+from ratelimit_mw.logs import logger
 
 with extra("prometheus"):
     from prometheus_client import (
@@ -32,7 +32,6 @@ from ratelimit_mw.telemetry import MEASURES, ExportReading, Labels, Measure, lab
 
 __all__ = ["export"]
 
-_log = logging.getLogger("ratelimit_mw")
 
 _EVERY = 1.0
 """Seconds between two updates of the real metrics, if several processes are exported together."""
@@ -155,7 +154,7 @@ class _Files:
         except RuntimeError:  # no more threads: the counts are moved when the limiter is closed
             return
         except OSError as error:  # the request must not fail
-            _log.error("the metrics can't be written to PROMETHEUS_MULTIPROC_DIR: %s", error)
+            logger.error("the metrics can't be written to PROMETHEUS_MULTIPROC_DIR: %s", error)  # noqa: TRY400  no trace
 
     def _make(self) -> None:
         for name, _, kind, labels, about, _, together, _, bounds in MEASURES:

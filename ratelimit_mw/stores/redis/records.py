@@ -1,12 +1,12 @@
 """Records in Redis (rules, overrides, switches), and a client for single commands outside of requests."""
 
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ratelimit_mw.errors import StoreUnavailable, VersionConflict
+from ratelimit_mw.logs import logger
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.records import Records
 from ratelimit_mw.stores.redis.codec import Command
@@ -166,8 +166,6 @@ def _connectors(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], B
 
     return any_of_them, to
 
-
-logger = logging.getLogger("ratelimit_mw")
 
 _VERSION = "version"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -12,6 +11,7 @@ from functools import partial
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import CounterError, Late, NoAnswer, PermanentFault, StoreUnavailable
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
@@ -30,8 +30,6 @@ from ratelimit_mw.stores.redis.endpoint import SCHEME, Direct, Endpoint, Sentine
 from ratelimit_mw.stores.redis.loops import LoopBatcher
 from ratelimit_mw.stores.redis.records import scan
 from ratelimit_mw.stores.redis.threads import ConnectionPool, ThreadBatcher
-
-_log = logging.getLogger("ratelimit_mw")
 
 _NO_LOOP: tuple[Callable[[], object], LoopBatcher | None] = (lambda: None), None
 
@@ -54,7 +52,7 @@ class Server(Store):
         self._name = name
         self._timeout = timeout
         self._clock = clock
-        self._counter_error_logged = False
+        self._once = Once()
         self._breaker: Breaker
         self._threads: ThreadBatcher
         self._begin()
@@ -213,9 +211,9 @@ class Server(Store):
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
             period.breaker.trip(error, partial(self._probe, domain), period.closings)
-        elif isinstance(error, CounterError) and not self._counter_error_logged:
-            self._counter_error_logged = True  # once, because every request for this counter fails
-            _log.warning("store %s refuses a counter (%s): on_error applies to its requests", self._name, error)
+        elif isinstance(error, CounterError):  # every request for this counter fails
+            message = "store %s refuses a counter (%s): on_error applies to its requests"
+            self._once(logger.warning, message, self._name, error)
 
     def _is_silent(self) -> bool:
         """Whether the server has decided nothing for a whole timeout, on any connection."""

@@ -13,7 +13,6 @@ fill the disk.
 """
 
 import errno
-import logging
 import os
 import re
 import secrets
@@ -35,6 +34,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import lmdb
 
 from ratelimit_mw.errors import NameTaken, PermanentFault, StoreUnavailable
+from ratelimit_mw.logs import logger
 
 DEFAULT_SIZE = 256 << 20
 """The size of the map in bytes. A counter takes about 106 bytes, so it holds the default of a million counters."""
@@ -126,8 +126,6 @@ def _file_name(name: str) -> str:
     return f"ratelimit_mw-{quoted}" if quoted else "ratelimit_mw"
 
 
-_log = logging.getLogger("ratelimit_mw")
-
 _HEADER = Struct("<16s36sQ")
 _HEADER_AT = 2048  # within the first page of every system, and behind the meta data of LMDB
 _NAME = b"ratelimit_mw "
@@ -215,7 +213,7 @@ def set_aside(path: str, fd: int, reason: str) -> None:
         raise PermanentFault(f"{path} {reason}, and can't be renamed: {error.strerror}", _DELETE) from None
     if reason != _OLD:
         now = f"now {bad}" if names(bad, fd) else f"deleted, because {bad} can't be replaced"
-        _log.error("store %s %s: it is %s, and the counters start from zero", path, reason, now)
+        logger.error("store %s %s: it is %s, and the counters start from zero", path, reason, now)
 
 
 def open_environment(data: DataFile, path: str) -> lmdb.Environment:

@@ -9,7 +9,6 @@ after a pause. A process that was stopped while it held the lock therefore costs
 import asyncio
 import errno
 import itertools
-import logging
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ import lmdb
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import CounterError, Late, NameTaken, StoreUnavailable
+from ratelimit_mw.logs import logger
 from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
@@ -35,7 +35,6 @@ from ratelimit_mw.stores.shared.table import NO_ROOM, Asked, Table, encode
 T = TypeVar("T")
 A = TypeVar("A")
 
-_log = logging.getLogger("ratelimit_mw")
 
 _TRY = LOCK_EX | LOCK_NB
 _CHECK = 1.0  # seconds between two looks at the path
@@ -201,7 +200,7 @@ class Handle:
                 if names(path, self._data.fd):
                     self._check_at = time.monotonic() + _CHECK
                     return
-                _log.warning("store %s was deleted or replaced: the counters start from zero", path)
+                logger.warning("store %s was deleted or replaced: the counters start from zero", path)
             self.close()
         self._failed = False
         try:
@@ -413,9 +412,9 @@ class SharedStore(Store):
             if now >= self._logged.get(type(error), now):
                 self._logged[type(error)] = now + _MINUTE
                 if isinstance(error, NameTaken):
-                    _log.error("store %s (%s): this process counts for itself: %s", path, error, error.remedy)
+                    logger.error("store %s (%s): this process counts for itself: %s", path, error, error.remedy)
                 else:
-                    _log.warning("store %s (%s): on_error applies to the request", path, error)
+                    logger.warning("store %s (%s): on_error applies to the request", path, error)
         elif isinstance(error, Late):
             period.breaker.late()
         else:
