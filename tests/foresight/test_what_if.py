@@ -175,6 +175,21 @@ def test_the_arithmetic_equals_the_algorithms(data):
         assert found.last[client] <= max(highest[np.array(owners)[asked] == client], default=-1)
 
 
+@pytest.mark.parametrize("algorithm", ["sliding_window", "sliding_log", "bucketed_window"])
+def test_only_the_totals_that_a_later_arrival_needs_are_kept(monkeypatch, algorithm):
+    times = 10**9 + np.cumsum(np.arange(900) * 7919 % 400)  # a busy window has 15 arrivals
+    times[600:] = times[600]  # a burst of the other counter: all of it counts, while the first one has moved on
+    arrivals, _ = in_sequence(times, np.arange(900) // 600)
+    quotas = [Quota(algorithm, limit, 3000, 0, 7) for limit in (2, 5, 9, 14)]
+    way = ALGORITHMS[algorithm].at_all_limits
+    whole = exact.decide_all(way, arrivals, np.arange(2), quotas)
+    for cells in (150, 40):
+        monkeypatch.setattr(exact, "_CELLS", cells)
+        found = exact.decide_all(way, arrivals, np.arange(2), quotas)
+        assert (found.denied.tolist(), found.last.tolist()) == (whole.denied.tolist(), whole.last.tolist())
+    assert 0 < whole.denied[3] < whole.denied[0] < 900
+
+
 @pytest.mark.parametrize(("apart", "denied"), [(6999, 1), (7000, 0)])
 def test_an_arrival_of_a_whole_period_ago_does_not_count(apart, denied):
     arrivals_of_one, _ = in_sequence(np.array([10**12, 10**12 + apart]), np.zeros(2, np.int64))
