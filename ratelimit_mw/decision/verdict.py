@@ -101,24 +101,31 @@ class Verdict:
         self.simple = self.allowed and not (self.shadowed or self.delay or self.over)
 
     def _bind_plainly(self) -> bool:
-        """Bind the enforced counter with the least remaining, if all counters simply admit the request.
+        """Bind the enforced counter that denies for the longest time, otherwise the one with the least remaining.
 
-        Returns False if one does not. Most requests with several counters are like this, and take one loop.
+        Returns False if more is to be looked at: a limit has a spare part, or rules deny only together. Most requests
+        with several counters have neither, and take one loop.
         """
-        least, longest = math.inf, 0
-        self.binding = -1
-        pairs = zip(self.charges, self.rows, strict=True)
-        for place, ((rule, (_, quota, _, shadow)), (allowed, remaining, _, _, delay)) in enumerate(pairs):
-            if quota.spare or not allowed:
+        denier, longest_wait = -1, -1.0
+        binding, least, longest_delay = -1, math.inf, 0
+        for place, (charge, row) in enumerate(zip(self.charges, self.rows, strict=True)):
+            rule, (_, quota, _, shadow) = charge
+            allowed, remaining, _, wait, delay = row
+            if quota.spare or (shadow and rule.quota_group):
                 return False
             if shadow:
-                if rule.quota_group:
-                    return False
-            elif remaining < least:
-                self.binding, least = place, remaining
-            if delay > longest and not shadow:
-                longest = delay
-        self.allowed, self.delay = True, longest
+                self.shadowed = self.shadowed or not allowed
+            elif not allowed:
+                denied_for = math.inf if wait == NEVER else wait
+                if denied_for > longest_wait:
+                    denier, longest_wait = place, denied_for
+            else:
+                if remaining < least:
+                    binding, least = place, remaining
+                if delay:
+                    longest_delay = max(longest_delay, delay)
+        self.allowed = denier < 0
+        self.binding, self.delay = (binding, longest_delay) if self.allowed else (denier, 0)
         return True
 
     @property
@@ -127,7 +134,8 @@ class Verdict:
         outcomes = self._outcomes
         if outcomes is None:
             rows: Sequence[Any] = self.rows
-            outcomes = [row if isinstance(row, Outcome) else Outcome(*row) for row in rows] if self.allowed else rows
+            known = len(rows) == 1 and not self.allowed  # a row that denies is an outcome
+            outcomes = rows if known else [row if isinstance(row, Outcome) else Outcome(*row) for row in rows]
             self._outcomes = outcomes
         return outcomes
 
