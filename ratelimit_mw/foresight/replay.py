@@ -131,7 +131,7 @@ class _Run:
         if self._collects:
             rules = self.simulations[0].rules
             collection = Collection(rules, options.what_if, self._simulation, deciders[0].named)
-            deciders[0].on_verdict = collection.recording.add
+            deciders[0].on_plan, deciders[0].on_verdict = collection.recording.plan_of, collection.recording.add
         formats = [form.name for form in self._formats]
         result = Result(formats=formats, outcome=deciders[0].outcome, unreadable=self._unreadable)
         if len(deciders) > 1:

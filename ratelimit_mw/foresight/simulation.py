@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
-from operator import itemgetter
 
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
@@ -25,24 +24,25 @@ from ratelimit_mw.foresight.results import DeniedRequest, RuleResult, RulesOutco
 from ratelimit_mw.foresight.wording import namer
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import Ask, Charge, Row
+from ratelimit_mw.model import Ask, Charge
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
-from ratelimit_mw.stores.base import LRU
+from ratelimit_mw.stores.base import LRU, Taken
 
-_admitted = itemgetter(0)
-"""Reads `Outcome.allowed` of a counter, in a fifth of the time of its name."""
-
-_MOST_PLANS = 1 << 15
-"""The most plans that are kept. With five rules, they take about 50 MB."""
+_MOST_PLANS = 1 << 16
+"""The most plans that are kept. With five rules, they take about 100 MB."""
 
 _LONGEST = 1000
 """The most characters of a path whose plan is kept. Clients may write much longer ones, all of them different."""
 
-Planned = tuple[Plan, Sequence[RuleResult], bool]
-"""The plan of a request, the results of the rules that it asks, and if one counts by an address that is unknown."""
+_ADMITTED = Verdict((), None)
+"""The verdict on each request that its counters simply admit. What they have left is of no use here."""
+
+Planned = tuple[Plan, Sequence[RuleResult], bool, int]
+"""The plan of a request, the results of the rules that it asks, if one counts by an address that is unknown, and the
+number of the plan: -1 if it asks nothing."""
 
 _Key = tuple[str, str, str, tuple[str | None, ...]]
 """The address, the method, the path and the further values of a line. The path is "" if no plan depends on it."""
@@ -106,6 +106,7 @@ class Simulation:
         self._engine.tally.due = repeat(False).__next__  # measure no decision: no one reads it
         self.rules: Rules = retriever.rules
         """The rules."""
+        self._settling = self.rules.settling
         self._ends: list[tuple[int, int, Account, int]] = []
         self._count = 0
         self._answerable: Callable[[Charge], bool] | None = None
@@ -139,7 +140,7 @@ class Simulation:
             self._end_until(at)
         self._clock.at = at
         verdict = engine.execute(plan, rules)
-        if rules.settling and verdict.allowed:
+        if self._settling and verdict.allowed:
             account = engine.settlement.account(verdict)
             if account.settles:
                 self._count += 1
@@ -148,17 +149,17 @@ class Simulation:
                     self._end_until(at)
         return verdict
 
-    def taken(self, at: int, plan: Plan) -> Sequence[Row] | None:
-        """Decide on a request at its time, and return the outcomes of its counters alone, in a third of the time.
+    def taken(self, at: int, plan: Plan) -> Taken | None:
+        """Decide on a request at its time, and return the reply of its counters alone, in a third of the time.
 
         None if it takes more than one step, or responses are settled: nothing is decided then.
         """
-        taker = self._engine.taker(plan)
-        if taker is None or self.rules.settling:
+        taker = plan.taker or self._engine.taker(plan)
+        if taker is None or self._settling:
             return None
         self._clock.at = at
         take, asked = taker
-        return take(asked)[1]
+        return take(asked)
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""
@@ -202,8 +203,10 @@ class Decider:
         """What the rules did so far."""
         self.on_denial: Callable[[DeniedRequest], None] | None = None
         """Is called with each denial."""
-        self.on_verdict: Callable[[LogEntry, Sequence[Charge], Verdict], None] | None = None
-        """Is called with each request, what it asked, and what the rules decided."""
+        self.on_plan: Callable[[LogEntry, Sequence[Charge]], int] | None = None
+        """Is called with a request and what it asks, and numbers this plan."""
+        self.on_verdict: Callable[[LogEntry, int, bool], None] | None = None
+        """Is called with each request that asks something, the number of its plan, and if it is allowed."""
         self._rules = rules
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         """The places of the rules by the identities of their objects: hashing a rule takes much longer."""
@@ -218,29 +221,36 @@ class Decider:
         self._name = namer(simulation.rules, hashed=hashed)
 
     def decide(self, entry: LogEntry) -> Verdict:
-        """Decide on the request of a line, and count the result. Requests must be in order of time."""
+        """Decide on the request of a line, and count the result. Requests must be in order of time.
+
+        The verdict on a request that is simply admitted tells nothing of its counters.
+        """
         at, ip, method, target, status, lasted, extra, _ = entry
         plans = self._plans
         if plans is None:
-            plan, results, unaddressed = self._planned(self._requests.make(entry))
+            planned = self._planned(self._requests.make(entry), entry)
         else:
             key = (ip, method, target.partition("?")[0] if self._by_path else "", extra)
-            plan, results, unaddressed = plans.get(key) or self._remembered(key, entry)
-        verdict = self._simulation.decide(at, status, lasted, plan)
-        if self.on_verdict is not None:
-            self.on_verdict(entry, plan.charges, verdict)
+            planned = plans.get(key) or self._remembered(key, entry)
+        plan, results, unaddressed, number = planned
+        reply = self._simulation.taken(at, plan)
+        if reply is None:
+            verdict = self._simulation.decide(at, status, lasted, plan)
+        else:
+            verdict = _ADMITTED
+            for allowed, _, _, _, delay in reply[1]:
+                if delay or not (allowed and plan.plain):
+                    verdict = plan.concluded(reply)
+                    break
+        if number >= 0 and self.on_verdict is not None:
+            self.on_verdict(entry, number, verdict.allowed)
         self.outcome.requests += 1
         for result in results:
             result.asked += 1
         if unaddressed:
             self.outcome.without_address += 1
             self.outcome.unreadable_address = self.outcome.unreadable_address or ip
-        if (
-            not verdict.allowed
-            or verdict.over
-            or verdict.delay
-            or (verdict.shadowed and not all(map(_admitted, verdict.rows)))
-        ):
+        if not verdict.simple:
             self._count(entry, verdict)
         return verdict
 
@@ -263,8 +273,8 @@ class Decider:
         """Return the name of the client with an identity, which sent the request of a line, if one is known."""
         return self._name(identity, None if entry is None else self._read(entry))
 
-    def _planned(self, request: Request) -> Planned:
-        """Return the plan of a request, and the results of the rules that it asks."""
+    def _planned(self, request: Request, entry: LogEntry) -> Planned:
+        """Return the plan of a request of a line, and what is counted with it."""
         plan = self._simulation.plan(request)
         results: list[RuleResult] = []
         last = None
@@ -272,12 +282,13 @@ class Decider:
             if rule is not last:  # the counters of one rule follow each other
                 last = rule
                 results.append(self._results[id(rule)])
-        return plan, results, any(UNKNOWN_ADDRESS in ask.key for ask in plan.asks)
+        number = self.on_plan(entry, plan.charges) if plan.charges and self.on_plan is not None else -1
+        return plan, results, any(UNKNOWN_ADDRESS in ask.key for ask in plan.asks), number
 
     def _remembered(self, key: _Key, entry: LogEntry) -> Planned:
         """Return the plan of a request, and keep it for similar requests if it depends on nothing else."""
         request = self._requests.make(entry)
-        planned = self._planned(request)
+        planned = self._planned(request, entry)
         plain = request.method != "OPTIONS" and not (request.forms or request.several)
         if self._plans is not None and plain and len(key[2]) <= _LONGEST:
             self._plans.put(key, planned)
@@ -297,18 +308,21 @@ class Decider:
             outcome.reasons[verdict.reason or "limited"] += 1
             outcome.limited.add(self.client_of(verdict, entry), entry.at)
         counted: set[int] = set()
-        for place, (charge, decided) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
-            rule = charge.rule
+        for place, (charge, row) in enumerate(zip(verdict.charges, verdict.rows, strict=True)):
+            allowed, _, _, retry_after, delay = row
+            if allowed and not (delay or verdict.over):
+                continue
+            rule, ask = charge
             result = self._results[id(rule)]
-            if decided.allowed:
+            if allowed:
                 result.over += place in verdict.over
-                result.delayed += bool(decided.delay)
+                result.delayed += bool(delay)
             elif (not rule.quota_group or not verdict.allowed) and id(rule) not in counted:
                 if verdict.allowed and not counted:
                     self.outcome.shadow_denied += 1
-                    self.outcome.shadowed.add(identity_of(charge.ask.key), entry.at)
+                    self.outcome.shadowed.add(identity_of(ask.key), entry.at)
                 counted.add(id(rule))
-                self._deny(entry, verdict, charge, decided.retry_after)
+                self._deny(entry, verdict, charge, retry_after)
         if verdict.reason == "blocked" and self.on_denial is not None:
             name = self.name_of(verdict, entry)
             self.on_denial(

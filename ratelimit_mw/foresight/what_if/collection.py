@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.foresight.clients import agent_of
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.simulation import Simulation, identity_of
@@ -29,9 +28,6 @@ MOST_COUNTERS = 1_000_000
 
 _BLOCK = 1 << 16
 """The requests that are compressed together."""
-
-_MOST_RECENT = 1 << 15
-"""The most charges whose plans are remembered."""
 
 _MOST_PATHS = 1 << 16
 _MOST_AGENTS = 1000
@@ -138,21 +134,16 @@ class Recording:
         self._durations = durations
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         self._known_series: dict[Series, int] = {}
-        self._recent: dict[int, tuple[Sequence[Charge], int]] = {}
         self._alone = array("i")  # the plan of each counter that asks nothing else
         self._known: dict[tuple[object, ...], int] = {}
 
-    def add(self, entry: LogEntry, charges: Sequence[Charge], verdict: Verdict) -> None:
-        """Add a request, what it asked, and what the rules decided. Requests must be in order of time."""
-        if not charges or self.too_many:
+    def add(self, entry: LogEntry, plan: int, allowed: bool) -> None:
+        """Add a request, its plan (see `plan_of`), and if it was allowed. Requests must be in order of time."""
+        if self.too_many:
             return
-        known = self._recent.get(id(charges))
-        if known is None or known[0] is not charges:
-            known = self._plan(charges, entry)
-        number = known[1]
         at, _, _, target, status, lasted, _, agent = entry
         self.times.append(at)
-        self.plans.append(number if verdict.allowed else ~number)
+        self.plans.append(plan if allowed else ~plan)
         self.paths.append(self.path_names[target])
         self.marks.append(self.agents[agent] << STATUS | status)
         if self._durations:
@@ -197,10 +188,10 @@ class Recording:
     _spelled: Sequence[str] = ()
     """The keys by their numbers, after the last request."""
 
-    def _plan(self, charges: Sequence[Charge], entry: LogEntry) -> tuple[Sequence[Charge], int]:
-        """Return the charges and the number of their plan, and keep it: most requests of a client have the same."""
-        if len(self._recent) >= _MOST_RECENT:
-            self._recent.clear()
+    def plan_of(self, entry: LogEntry, charges: Sequence[Charge]) -> int:
+        """Return the number of what a request asks: its plan. Equal plans have one number."""
+        if self.too_many:
+            return 0
         asked = () if charges is BLOCKED else charges
         numbers = [self._numbered(ask, self._places[id(rule)], entry) for rule, ask in asked]
         quotas = [self.series[self.series_of[number]].quota for number in numbers]
@@ -221,8 +212,7 @@ class Recording:
                 if unusual:
                     self.unusual[found] = asked
             plan = found
-        self._recent[id(charges)] = kept = charges, plan
-        return kept
+        return plan
 
     def _new(self, numbers: Iterable[int]) -> int:
         self.members.extend(numbers)
@@ -234,7 +224,7 @@ class Recording:
         what = f"more than {MOST_REQUESTS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
         for column in (self.blocks, self.members, self.ends):
             del column[:]
-        for table in (self.keys, self.unusual, self.names, self._known, self._recent):
+        for table in (self.keys, self.unusual, self.names, self._known):
             table.clear()
         self.too_many = f"there is no what-if: the log has {what}"
 

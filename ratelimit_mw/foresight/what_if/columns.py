@@ -126,7 +126,8 @@ class Asked:
             sizes: How many requests of each group are returned: its first ones.
             reads: Read the columns.
         """
-        group_of = np.full(len(self._columns.keys), -1, np.int64)
+        other = len(sizes)
+        group_of = np.full(len(self._columns.keys), other, np.min_scalar_type(other))  # two bytes are sorted fast
         group_of[counters] = groups
         ends = np.cumsum(sizes)
         filled = ends - sizes
@@ -135,7 +136,7 @@ class Asked:
             values = [read(block) for read in reads]
             found = found or [np.empty(int(ends[-1]), each.dtype) for each in values]
             of_request = group_of[asked]
-            inside = np.flatnonzero(of_request >= 0)
+            inside = np.flatnonzero(of_request < other)
             order = inside[np.argsort(of_request[inside], kind="stable")]
             of_request, starts = of_request[order], changes(of_request[order])
             lengths = np.diff(starts, append=len(order))

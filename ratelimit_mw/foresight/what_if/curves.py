@@ -132,6 +132,9 @@ class _Makers:
         self._collection, self._outcome = collection, outcome
         self._recording = collection.recording
         self._columns = Columns(collection.recording)
+        self._grouped = any(rule.quota_group for rule in self._recording.rules)
+        """Whether a counter may admit what another one denies."""
+        self._lasts: dict[tuple[Series, Sequence[Quota]], Ints | None] = {}
 
     def asked(self, subject: Subject) -> bool:
         """Return True if a request asked a limit."""
@@ -171,6 +174,11 @@ class _Makers:
         points = {subject.limit: (result.denied, result.clients)}
         quotas = dict(subject.quotas(replayed_candidates(subject.limit)))
         for limit, doubtful in zip(quotas, self._doubtful(subject, list(quotas.values())), strict=True):
+            # If the rule denies nothing at a limit, all decisions are the same at the higher ones.
+            free = any(not denied and lower < limit for lower, (denied, _) in points.items())
+            if free and not self._grouped:
+                points[limit], limited[limit] = (0, 0), set()
+                continue
             denied, limited[limit] = self._decide_again(subject, quotas[limit], doubtful)
             points[limit] = denied, len(limited[limit])
         points = dict(sorted(points.items()))
@@ -220,7 +228,10 @@ class _Makers:
         highest = np.full(len(columns.keys), -1, np.int64)  # the index of the highest quota at which a counter may deny
         for series in columns.series:
             own = series[:2] == (subject.place, subject.quota)
-            last = self._last(series, quotas if own else [series.quota])
+            asked = series, tuple(quotas) if own else (series.quota,)
+            if asked not in self._lasts:
+                self._lasts[asked] = self._last(*asked)
+            last = self._lasts[asked]
             always = len(quotas) if last is None else np.where(last >= 0, last if own else len(quotas), -1)
             highest[columns.series_of == columns.series[series]] = always
         for plan in self._recording.unusual:
@@ -256,7 +267,7 @@ class _Makers:
             The number of requests that the rule denies, and the identities of the clients that it limits.
         """
         recording, columns, rule = self._recording, self._columns, subject.rule
-        whole = any(each.quota_group for each in recording.rules)  # then each counter may admit what another denies
+        whole = self._grouped
         shadows = np.array([series.shadow and series.rule != subject.place for series in recording.series])
         used = doubtful if whole else doubtful & ~shadows[columns.series_of]
         of_rule = np.array([series.rule == subject.place for series in recording.series])
@@ -287,11 +298,12 @@ class _Makers:
                 if at < repeated.until:
                     denied += repeated.denying
                     continue
-                outcomes = simulation.taken(at, plan)
-                if outcomes is None:
+                reply = simulation.taken(at, plan)
+                if reply is None:
                     verdict = simulation.decide(at, status, lasted, plan)
-                    outcomes = () if rule.quota_group and verdict.allowed else verdict.outcomes
+                    outcomes: Sequence[Row] = () if rule.quota_group and verdict.allowed else verdict.outcomes
                 else:
+                    outcomes = reply[1]
                     repeated.note(at, outcomes)
                 if outcomes:
                     for place in own:

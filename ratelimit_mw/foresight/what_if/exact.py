@@ -202,14 +202,29 @@ def decide_all(way: Way, arrivals: Sequences, clients: Ints, quotas: Sequence[Qu
 def may_deny(way: Way, arrivals: Sequences, quotas: Sequence[Quota]) -> Ints:
     """Return the index of the highest limit that denies a request of each counter if all are charged, or -1.
 
-    For the arguments and the exception see `decide_all`.
+    This takes no steps. For the arguments and the exception see `decide_all`.
     """
-    if isinstance(way, Refilling):
-        return decide_all(way, arrivals, np.arange(len(arrivals.starts)), quotas).last
     last = np.full(len(arrivals.starts), -1)
     for piece, counters in _pieces(arrivals, _earliest(way, quotas)):
-        np.maximum.at(last, counters, _Windows(piece, quotas, way).doubtful - 1)
+        found = _overfull(piece, quotas, way) if isinstance(way, Refilling) else _Windows(piece, quotas, way).doubtful
+        np.maximum.at(last, counters, found - 1)
     return last
+
+
+def _overfull(arrivals: Sequences, quotas: Sequence[Quota], way: Refilling) -> Ints:
+    """Return the number of the highest bucket that denies an arrival of each segment if all are charged, or 0."""
+    found = np.zeros(len(arrivals.starts), np.int64)
+    times = arrivals.times - arrivals.times[arrivals.begins]
+    segments = np.repeat(np.arange(len(found)), arrivals.sizes)
+    for number, (interval, room) in enumerate(zip(*_terms(quotas, way), strict=True), 1):
+        # The k-th arrival finds missing what those before it took, less what was refilled since the bucket was full.
+        moved = times - (np.arange(len(times)) - arrivals.begins) * interval
+        apart = int(moved.max()) - int(moved.min()) + 1
+        if float(apart) * len(found) > _LARGEST:
+            raise WindowTooLong
+        highest = np.maximum.accumulate(moved + segments * apart) - segments * apart
+        found[np.logical_or.reduceat(highest - moved > room, arrivals.starts)] = number
+    return found
 
 
 def _earliest(way: Way, quotas: Sequence[Quota]) -> Moments:
