@@ -1,7 +1,7 @@
 """Servers that answer each request with the same bytes: what the transports of the service alone cost.
 
-`python -m bench.constant_servers grpc` answers ShouldRateLimit by grpcio's asyncio server, and `… http` answers any
-request by uvicorn, with the settings of the service.
+`python -m bench.constant_servers grpc` answers ShouldRateLimit by grpcio's asyncio server, on asyncio's own loop, which
+is what most such servers have. `… http` answers any request by uvicorn, with the settings and the loop of the service.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 import uvicorn
+import uvloop
 
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.service.messages import SERVICE, Writer
@@ -58,4 +59,4 @@ def say_ready(name: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_grpc() if sys.argv[1] == "grpc" else serve_http())
+    asyncio.run(serve_grpc()) if sys.argv[1] == "grpc" else uvloop.run(serve_http())

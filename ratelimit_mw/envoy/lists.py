@@ -43,8 +43,9 @@ from ratelimit_mw.units import SECOND, UNITS
 
 _UNIT_NAMES = {period: unit for unit, period in UNITS.items()}
 
-MOST_HITS = 10**15
-"""A greater sum of hits is reduced to this number. It is above every limit, and every store represents it exactly."""
+MOST_HITS = MOST + 1
+"""A greater sum of hits is reduced to this number, which is above every limit. A client may shape hits, and a metric
+that adds up greater ones would soon be above 2**53, where a float does not grow by 1."""
 
 
 class _ListLimits(NamedTuple):

@@ -4,12 +4,12 @@ This module is internal: its names may change in any release.
 """
 
 import errno
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
-from typing import Any
 
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.service.settings import Address, Settings, flag_of
@@ -21,27 +21,7 @@ _BACKLOG = 2048
 _OTHERS = 512
 """The descriptors for everything but connections of callers."""
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class _Listener(socket.socket):
-    """A listening socket that asyncio leaves alone for a second if the process has no descriptor left.
-
-    asyncio accepts as many times in a row as connections may wait, and reports each failure. After the first one, it
-    is told here that no connection waits.
-    """
-
-    _exhausted = False
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        if self._exhausted:
-            self._exhausted = False
-            raise BlockingIOError
-        try:
-            return super().accept()
-        except OSError as error:
-            self._exhausted = is_exhausted(error)
-            raise
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 
 def allow_descriptors(settings: Settings) -> None:
@@ -53,9 +33,13 @@ def allow_descriptors(settings: Settings) -> None:
         setrlimit(RLIMIT_NOFILE, (most, hard))
 
 
-def is_exhausted(error: OSError) -> bool:
-    """Return True if the process or the machine cannot open a further connection."""
-    return error.errno in _EXHAUSTED
+def are_exhausted() -> bool:
+    """Return True if the process or the machine has no descriptor for a further connection."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in _EXHAUSTED
+    return False
 
 
 def bind(addresses: Mapping[str, Address]) -> Mapping[str, socket.socket]:
@@ -130,7 +114,7 @@ def _bound(address: Address) -> socket.socket:
     family, kind, protocol, _, target = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    found = _Listener(family, kind, protocol)
+    found = socket.socket(family, kind, protocol)
     try:
         # A process that ended a moment ago must not keep the port taken. Ports that are served stay taken.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -149,7 +133,7 @@ def _bound_unix(path: str) -> socket.socket:
         except ConnectionRefusedError:
             if Path(path).is_socket():
                 Path(path).unlink()
-    found = _Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.bind(path)
     except BaseException:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ratelimit_mw import RateLimiter
@@ -42,7 +43,7 @@ after 90), so no request is sent on a connection that is just being closed."""
 
 
 _LOOK_EVERY = 1.0
-"""The seconds between two looks at the files of certificates and tokens."""
+"""The seconds between two looks at the files of certificates and tokens, and for free descriptors."""
 
 
 _FIRST_HEAD = 30.0
@@ -72,7 +73,7 @@ def run(settings: Settings, supervisor: socket.socket | None = None) -> None:
     service, sockets = prepare(settings)
     ports.allow_descriptors(settings)
     try:
-        asyncio.run(_Runner(service, sockets, supervisor).run())
+        uvloop.run(_Runner(service, sockets, supervisor).run())
     finally:
         for address in settings.addresses.values():
             ports.release(address)
@@ -146,7 +147,6 @@ class _Runner:
     async def run(self) -> None:
         """Serve until a signal, then drain."""
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._report)
         for number in _STOPS if self._supervisor is None else _STOPS[:1]:
             loop.add_signal_handler(number, self._stop, number)
         if self._supervisor is not None:
@@ -222,11 +222,14 @@ class _Runner:
         task.add_done_callback(self._tasks.discard)
 
     async def _watch_files(self) -> None:
-        """Read certificates and tokens again when their files change."""
+        """Read certificates and tokens again when their files change, and report a lack of descriptors."""
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             for each in self._files:
                 each.look()
+            if ports.are_exhausted():  # the loop then closes new connections without a line
+                self._service.refuse("no_descriptors")
+                self._service.warn("no_descriptors", "new connections are closed, because no descriptors are left")
 
     async def _reload(self) -> None:
         for each in self._files:
@@ -236,15 +239,6 @@ class _Runner:
                 await self._service.limiter.areload()
             except StoreUnavailable as error:
                 logger.warning("the rules can't be read: %s", error)
-
-    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error that no code awaits, and those of missing descriptors in one line."""
-        error = context.get("exception")
-        if isinstance(error, OSError) and ports.is_exhausted(error):
-            self._service.refuse("no_descriptors")
-            self._service.warn("no_descriptors", "new connections wait, because none can be opened: %s", error.strerror)
-        else:
-            loop.default_exception_handler(context)
 
     async def _drain(self) -> None:
         """Say that the service is not ready, answer everything that was accepted, and close the ports."""

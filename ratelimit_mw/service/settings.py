@@ -291,7 +291,8 @@ def _inconsistent(settings: Settings) -> list[Problem]:
             problems.append(Problem(f"{flag_of(name)}: {quoted(str(path))} can't be read"))
     found = [each for part in of_workers(settings) for each in part.addresses.values()]
     if len({*found}) < len([each for each in found if each.port or each.path]):
-        own = "an address of its own" if settings.workers == 1 else f"{settings.workers} ports of its own, in a row"
+        row = f"{settings.workers} ports of its own in a row, for example from 8181, 8581 and 9090"
+        own = "an address of its own" if settings.workers == 1 else row
         problems.append(Problem(f"--grpc, --http and --admin: each needs {own}"))
     if any(each.port > _LAST_PORT for each in found):
         problems.append(Problem(f"--workers: the last ports of {settings.workers} processes are above {_LAST_PORT}"))

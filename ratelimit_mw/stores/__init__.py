@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import Invalid, quoted
+from ratelimit_mw.errors import Invalid, nearest, quoted
 from ratelimit_mw.model import Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Store
@@ -68,9 +68,9 @@ _PARTS = re.compile(r"([^/?#]*)(?:/([^?#]*))?(?:\?([^#]*))?(?:#(.*))?", re.DOTAL
 
 
 def check_url(url: str) -> None:
-    """Check the URL of a service, and the port and the database in the URL of a server.
+    """Check the scheme of a storage URL, the URL of a service, and the port and the database in the URL of a server.
 
-    Messages never show a part of its password.
+    Messages show only its scheme and its database, because the rest may contain a password.
 
     A `/`, `?` or `#` in a password ends it early: its beginning is then read as a port, and its end as a database.
     redis-py uses database 0 for a path that is not the number of a database.
@@ -78,9 +78,17 @@ def check_url(url: str) -> None:
     Raises:
         Invalid: the URL is malformed.
     """
-    scheme, _, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        hint = "for example memory:// or redis://localhost:6379/0"
+        variable = "to read a variable of the environment, write ${NAME}"
+        raise Invalid("is not a storage URL", variable if url.startswith("$") else hint)
     if scheme not in STORES:
-        return
+        meant = scheme.replace("rediss+", "redis+")
+        hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
+        if scheme in ("grpc", "grpcs"):
+            hint = "to ask a service, ask its HTTP port, as in https://:TOKEN@limits:8443"
+        raise Invalid(f"unknown storage scheme {quoted(scheme)}", hint)
     if STORES[scheme].decides:
         _check_service(url)
     if not STORES[scheme].server:
@@ -124,16 +132,11 @@ def _is_port(text: str) -> bool:
 
 def kind_of(url: str) -> StoreKind:
     """The kind of the store that a URL names. Raises ValueError if there is none, see also `check_url`."""
-    scheme, separator, _ = url.partition("://")
     try:
         check_url(url)
     except Invalid as error:
         raise Invalid(f"{error} ({error.hint})") from None
-    if separator and scheme in STORES:
-        return STORES[scheme]
-    begins = f"begins with {scheme!r}" if separator else "has no '://'"  # the rest may have a password
-    known = ", ".join(f"{each}://" for each in STORES)
-    raise ValueError(f"storage url {begins}: it must begin with one of {known}")
+    return STORES[url.partition("://")[0]]
 
 
 def with_domain(url: str, domain: str) -> str:

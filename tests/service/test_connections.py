@@ -96,7 +96,7 @@ def exhausted(operator, service):
 
 @pytest.mark.parametrize("port", ["grpc", "http"])
 def test_a_process_without_descriptors_logs_little_and_serves_again_when_it_has_some(tmp_path, port):
-    """asyncio alone writes a traceback for each place in the queue of connections, each second."""
+    """uvloop closes what it can't keep without a word. grpc writes a line each second."""
     with Serving(rules_at(tmp_path, RULES)) as service, ExitStack() as stack, httpx.Client(timeout=WITHIN) as operator:
         exhausted(operator, service)  # this connection stays open
         before = len(service.lines)
@@ -105,10 +105,8 @@ def test_a_process_without_descriptors_logs_little_and_serves_again_when_it_has_
         used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 5, most))
         connections = [connected(stack, service.addresses[port]) for _ in range(15)]
-        if port == "http":
-            eventually(lambda: exhausted(operator, service) >= 4)
-        else:  # grpc writes its own line
-            eventually(lambda: len(service.lines) >= before + 4)
+        eventually(lambda: exhausted(operator, service) >= 2)
+        assert any("no descriptors are left" in line for line in service.lines[before:])
         assert len(service.lines) - before <= 20
         for each in connections:
             each.close()

@@ -30,7 +30,10 @@ def test_the_ports_of_the_processes_follow_each_other_and_sockets_have_a_number(
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        ({}, "--grpc, --http and --admin: each needs 2 ports of its own, in a row"),
+        (
+            {},
+            "--grpc, --http and --admin: each needs 2 ports of its own in a row, for example from 8181, 8581 and 9090",
+        ),
         ({"grpc": "65535"}, "--workers: the last ports of 2 processes are above 65535"),
         ({"grpc": "0", "workers": "0"}, "--workers: '0' is not a number from 1 to 256"),
         ({"grpc": "0", "workers": "257"}, "--workers: '257' is not a number from 1 to 256"),

@@ -4,7 +4,7 @@ from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar
 from ratelimit_mw.config.word import Section, Word, section_word
 from ratelimit_mw.config.words.limit import MOST
-from ratelimit_mw.errors import Invalid, nearest, quoted
+from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.settings import ObserveSettings, StorageSettings
 from ratelimit_mw.stores import STORES, check_url
 
@@ -15,17 +15,6 @@ POLICIES = ("allow", "deny", "local")
 def read_url(node: Node) -> str:
     """Read a storage URL. Messages show only its scheme, because the rest may contain a password."""
     address = kinds.read_text(node)
-    scheme, separator, _ = address.partition("://")
-    if not separator:
-        hint = "for example memory:// or redis://localhost:6379/0"
-        variable = "to read a variable of the environment, write ${NAME}"
-        raise Invalid("is not a storage URL", variable if address.startswith("$") else hint)
-    if scheme not in STORES:
-        meant = scheme.replace("rediss+", "redis+")
-        hint = f"for TLS write {meant}://…?tls=true" if meant in STORES else nearest(scheme, STORES)
-        if scheme == "grpc":
-            hint = "to ask a service, ask its HTTP port, as in https://:TOKEN@limits:8443"
-        raise Invalid(f"unknown storage scheme {quoted(scheme)}", hint)
     check_url(address)
     return address
 
