@@ -38,7 +38,7 @@ def status(access, token="wrong"):
         ({"token": ""}, "the token has 0 characters: it must have at least 16"),
         ({"token": "x"}, "the token has 1 character: it"),
         ({"token": "fifteen letters"}, "the token has 15 characters"),
-        ({"token": 1234567890123456}, "the token is int, not a text"),
+        ({"token": 1234567890123456}, "the token is int, not a string"),
         ({"token": "a password with ä"}, "a header cannot send"),
         ({"token": "a token with a line\n"}, "a header cannot send"),
         ({"token": " a token after a space"}, "a header cannot send"),
