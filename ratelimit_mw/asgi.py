@@ -136,11 +136,10 @@ class RateLimitMiddleware:
                     request.context = detached_scope(scope)
                 return
             await _turn(verdict)  # of a service: other rules that delay requests are special
-        latest, answers = self._answers.latest
-        if latest is not rules:
+        answers = self._answers.latest
+        if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        add_headers = answers.add_headers
-        handle = AsyncHandle(verdict, self._limiter, request, rules, scope, told, add_headers, send)
+        handle = AsyncHandle(verdict, self._limiter, request, answers, scope, told, send)
         scope["ratelimit"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
@@ -171,10 +170,9 @@ class RateLimitMiddleware:
                 await self._deny(verdict, rules, request, send)
                 return
             answers = self._answers.of(rules)
-            add_headers = answers.add_headers
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
-            handle = AsyncHandle(verdict, self._limiter, request, rules, None, None, add_headers, send)
+            handle = AsyncHandle(verdict, self._limiter, request, answers, respond=send)
             scope["ratelimit"] = handle
             if answers.rated:  # a rule that the app asks for may bind later
                 send = handle.send
@@ -194,8 +192,9 @@ class RateLimitMiddleware:
     async def _deny(self, verdict: Verdict, rules: Rules, request: AsgiRequest, send: Send) -> None:
         """Answer a denied request."""
         scope = request.context
-        scope["ratelimit"] = AsyncHandle(verdict, self._limiter, request, rules)
-        denial = self._answers.of(rules).denial(verdict, request)
+        answers = self._answers.of(rules)
+        scope["ratelimit"] = AsyncHandle(verdict, self._limiter, request, answers)
+        denial = answers.denial(verdict, request)
         kind = "http.response"
         if scope["type"] == "websocket":
             kind = "websocket.http.response"

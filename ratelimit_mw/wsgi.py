@@ -111,11 +111,10 @@ class RateLimitMiddleware:
                 return self._deny(rules, verdict, request, start_response)
             if verdict.delay:  # of a service: other rules that delay requests are special
                 time.sleep(verdict.delay / SECOND)
-        latest, answers = self._answers.latest
-        if latest is not rules:
+        answers = self._answers.latest
+        if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        add_headers = answers.add_headers
-        handle = BlockingHandle(verdict, self.limiter, request, rules, environ, told, add_headers, start_response)
+        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, told, start_response)
         environ["ratelimit.decision"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
@@ -159,8 +158,8 @@ class RateLimitMiddleware:
             engine.report(verdict, rules, request)
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
-        add_headers = self._answers.of(rules).add_headers
-        handle = BlockingHandle(verdict, self.limiter, request, rules, environ, None, add_headers, start_response)
+        answers = self._answers.of(rules)
+        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, respond=start_response)
         environ["ratelimit.decision"] = handle
         if handle.open_account():
             return WsgiResponseTracker(handle, handle.start).serve(partial(app, environ))
@@ -174,8 +173,9 @@ class RateLimitMiddleware:
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse
     ) -> Iterable[bytes]:
-        request.context["ratelimit.decision"] = BlockingHandle(verdict, self.limiter, request, rules)
-        status, headers, body = self._answers.of(rules).denial(verdict, request)
+        answers = self._answers.of(rules)
+        request.context["ratelimit.decision"] = BlockingHandle(verdict, self.limiter, request, answers)
+        status, headers, body = answers.denial(verdict, request)
         request.context = detached_environ(request.context)
         start_response(f"{status} {phrase(status)}", headers)
         return [body]

@@ -232,8 +232,8 @@ class RateLimitMiddleware:
             engine = self._engine
             decide = partial(engine.decide_in_turn, rules=rules), partial(engine.adecide, rules=rules)
             verdict = yield Step(*decide, asked)
-            request.ratelimit = handle = DjangoHandle(verdict, self._limiter, asked, rules)
             answers = self._answers.of(rules)
+            request.ratelimit = handle = DjangoHandle(verdict, self._limiter, asked, answers)
             if not verdict.simple:
                 engine.report(verdict, rules, asked)
             if not verdict.allowed:

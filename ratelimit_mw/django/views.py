@@ -132,8 +132,8 @@ class DjangoHandle(BlockingHandle):
 
     __slots__ = ("refunds", "throttled")
 
-    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, rules: Rules) -> None:
-        super().__init__(verdict, limiter, request, rules)
+    def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, answers: Answers[str]) -> None:
+        super().__init__(verdict, limiter, request, answers)
         self.throttled: Enforced | None = None
         self.refunds: list[Refund] = []
 

@@ -154,12 +154,11 @@ class Simulation:
 
         None if it takes more than one step, or responses are settled: nothing is decided then.
         """
-        taker = plan.taker or self._engine.taker(plan)
-        if taker is None or self._settling:
+        take = plan.take or self._engine.taker(plan)
+        if take is None or self._settling:
             return None
         self._clock.at = at
-        take, asked = taker
-        return take(asked)
+        return take(plan.place)
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""

@@ -4,8 +4,9 @@ The headers are X-RateLimit-* and the two fields of the IETF draft (draft-ietf-h
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from http import HTTPStatus
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -15,7 +16,7 @@ from ratelimit_mw.http.handler import DenialHandler
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.settings import HeaderNames, ResponseSettings
+from ratelimit_mw.settings import HeaderNames
 from ratelimit_mw.units import spell_period
 
 _MAX_POLICIES = 1_000  # policies in the cache of one configuration
@@ -180,50 +181,43 @@ class RateFields(Generic[_Text]):
         self._shortest = min(map(len, self.names), default=0)
 
     def add(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
-        """A new list with the app's own headers and, if a counter binds, the rate-limit headers.
+        """A new list with the app's own headers and, if a counter binds that is not hidden, the rate-limit headers.
 
         If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
         """
         headers = [*own]
-        if verdict.binding >= 0:
-            ours, shortest = self.names, self._shortest
-            for name, _ in headers:
-                if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
-                    return headers
-            headers += self.lines(verdict)
-        return headers
-
-    def lines(self, verdict: Verdict) -> Sequence[tuple[_Text, _Text]]:
-        """The header lines for a verdict in which a counter binds. Empty if only hidden rules apply."""
-        lines: tuple[tuple[_Text, _Text], ...] = ()
         binding, charges = verdict.binding, verdict.charges
-        if charges[binding][0].hidden:  # an index reads a field of a NamedTuple faster than unpacking
+        if binding >= 0 and charges[binding][0].hidden:  # an index reads a field of a NamedTuple faster than its name
             binding = verdict.shown
-            if binding < 0:
-                return lines
+        if binding < 0:
+            return headers
+        ours, shortest = self.names, self._shortest
+        for name, _ in headers:
+            if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
+                return headers
         if self._classic:
             _, remaining, reset, _, _ = verdict.rows[binding]
+            size = charges[binding][1][1].shown_size
             if self._epoch:
                 reset += verdict.now
-            quota = charges[binding][1][1]
-            size, second = quota.shown_size, (reset + _ROUNDED_UP) // SECOND
+            second = (reset + _ROUNDED_UP) // SECOND
             try:
-                lines = self._limits[size], self._remainders[remaining], self._resets[second]
+                headers += self._limits[size], self._remainders[remaining], self._resets[second]
             except KeyError:
-                lines = (
+                headers += (
                     self._line(self._limits, self._limit, size),
                     self._line(self._remainders, self._remaining, remaining),
                     self._line(self._resets, self._reset, second),
                 )
             if not verdict.simple and binding in verdict.over:
-                lines += ((self._over, self._value(str(quota.over))),)
+                headers.append((self._over, self._value(str(verdict.charges[binding].ask.quota.over))))
         if self._draft:
             value = self._value
             reported = self._policies.reported(verdict).values()
             policies = ", ".join([policy.policy_item for policy, _ in reported])
             limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
-            lines += (self._policy, value(policies)), (self._rate_limit, value(limits))
-        return lines
+            headers += (self._policy, value(policies)), (self._rate_limit, value(limits))
+        return headers
 
     def _line(self, known: dict[int, tuple[_Text, _Text]], name: _Text, number: int) -> tuple[_Text, _Text]:
         line = known.get(number)
@@ -286,25 +280,24 @@ class DenialResponse(NamedTuple, Generic[_Text]):
 
 
 class Answers(Generic[_Text]):
-    """Makes the denials and the rate-limit headers for one `response` section of the rules.
+    """Makes the denials and the rate-limit headers by the `response` section of the rules.
 
     Args:
-        settings: the `response` section.
-        address: returns the address of the client, for the placeholder {ip}.
+        rules: the rules.
         name: makes the name of a header, as text (WSGI) or bytes (ASGI), from its usual spelling.
         value: makes the value of a header, as text or bytes.
     """
 
     def __init__(
         self,
-        settings: ResponseSettings,
-        address: Callable[[Request], str | None],
+        rules: Rules,
         *,
         name: Callable[[str], _Text],
         value: Callable[[str], _Text],
     ) -> None:
-        self._settings = settings
-        self._address = address
+        self.rules = rules
+        self._settings = settings = rules.response
+        self._address = rules.attributes.address
         self._value = value
         self._policies = policies = Policies()
         epoch = settings.reset == "epoch"
@@ -347,8 +340,7 @@ class Answers(Generic[_Text]):
         headers = [*self._always[place], (self._content_length, value(str(len(body))))]
         if self._retry_after is not None and wait is not None and not hidden:
             headers.append((self._retry_after, value(str(wait))))
-        if binding >= 0:
-            headers += self._denied.lines(verdict)
+        headers += self._denied.add((), verdict)
         if self._handler is not None:
             status, headers, body = self._handler.answer(request.context, verdict.decision, (status, headers, body))
         return DenialResponse(status, headers, b"" if request.method == "HEAD" else body)
@@ -382,17 +374,19 @@ class LatestAnswers(Generic[_Text]):
     def __init__(self, *, name: Callable[[str], _Text], value: Callable[[str], _Text]) -> None:
         self._name = name
         self._value = value
-        self.latest: tuple[Rules | None, Any] = None, None
-        """The rules that were asked for last, and their answers."""
+        self.latest: Answers[_Text] | None = None
+        """The answers of the rules that were asked for last."""
 
     def of(self, rules: Rules) -> Answers[_Text]:
         """The answers of these rules. Threads may share this object."""
-        latest, answers = self.latest
-        if latest is None or latest.response is not rules.response:
-            answers = Answers(rules.response, rules.attributes.address, name=self._name, value=self._value)
-        self.latest = rules, answers
-        made: Answers[_Text] = answers
-        return made
+        answers = self.latest
+        if answers is None or answers.rules.response is not rules.response:
+            answers = Answers(rules, name=self._name, value=self._value)
+        elif answers.rules is not rules:  # the rules have other overrides
+            answers = copy(answers)
+            answers.rules = rules
+        self.latest = answers
+        return answers
 
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.http.answers import DenialResponse, LatestAnswers
+from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.http.setup import require_routes_of
 from ratelimit_mw.identity.http_request import Told, detached_environ
 from ratelimit_mw.identity.request import Request
@@ -53,13 +53,12 @@ class RequestHandle:
     """
 
     __slots__ = (
-        "_add_headers",
+        "_answers",
         "_by_name",
         "_context",
         "_limiter",
         "_made",
         "_respond",
-        "_rules",
         "_told",
         "_verdict",
         "reported",
@@ -86,20 +85,18 @@ class RequestHandle:
         verdict: Verdict,
         limiter: RateLimiter,
         request: Request | None,
-        rules: Rules,
+        answers: Answers[Any],
         context: Any = None,
         told: Told | None = None,
-        add_headers: Callable[..., Any] | None = None,
         respond: Callable[..., Any] | None = None,
     ) -> None:
         self._verdict = verdict
         self._limiter = limiter
         self._made = request  # None: it is made of `context` and `told` when it is read
-        self._rules = rules
+        self._answers = answers
         self._context = context
         self._told = told
-        self._add_headers: Any = add_headers  # of `Answers`, for a response that goes to the server by `respond`
-        self._respond: Any = respond
+        self._respond: Any = respond  # sends the response to the server
         self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
         """The verdict whose limit the headers of the response show."""
@@ -114,6 +111,11 @@ class RequestHandle:
             told: Any = self._told
             request = self._made = told[0](self._context, told)
         return request
+
+    @property
+    def _rules(self) -> Rules:
+        """The rules that decided."""
+        return self._answers.rules
 
     def detach(self, context: dict[str, Any]) -> None:
         """Internal. Replace the scope or the environ with `context`, a copy that does not refer back to this handle."""
@@ -163,7 +165,7 @@ class RequestHandle:
 
     def as_kind(self, kind: type[_H], request: Request) -> _H:
         """A handle of another class for the same decision, with a request that has more attributes."""
-        return kind(self._verdict, self._limiter, request, self._rules)
+        return kind(self._verdict, self._limiter, request, self._answers)
 
     async def acharge(self, amount: int = 1) -> None:
         """Charge each counter of this request more, even above its limit.
@@ -324,13 +326,11 @@ class AsyncHandle(RequestHandle):
         It is not a coroutine function, because that would add a coroutine to each message. The app's message is copied
         and not changed, because apps may send the same message and the same list of headers again.
         """
-        respond = self._respond
+        respond: Callable[[MutableMapping[str, Any]], Awaitable[None]] = self._respond
         if message["type"] in _STARTS:
-            add_headers = self._add_headers
-            message = {**message}
-            message["headers"] = add_headers(message.get("headers") or (), self.reported)
-        sent: Awaitable[None] = respond(message)
-        return sent
+            add_headers = self._answers.add_headers
+            message = {**message, "headers": add_headers(message.get("headers") or (), self.reported)}
+        return respond(message)
 
     charge = RequestHandle.acharge
     refund = RequestHandle.arefund
@@ -353,7 +353,7 @@ class BlockingHandle(RequestHandle):
 
     def start(self, status: str, headers: Headers, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
         """Internal. Start the response of the app, with the rate-limit headers."""
-        respond, add_headers = self._respond, self._add_headers
+        respond, add_headers = self._respond, self._answers.add_headers
         added = add_headers(headers, self.reported)
         self.detach(detached_environ(self._context))  # now, because the app has decided who the client is
         # With as many arguments as the app passed, because a server may treat two and three differently.

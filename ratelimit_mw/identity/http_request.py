@@ -121,7 +121,7 @@ def detached_scope(scope: MutableMapping[str, Any]) -> dict[str, Any]:
 
     Without the reference cycle the request is freed at once, not by the garbage collector.
     """
-    copied = dict(scope)
+    copied = {**scope}
     copied.pop("ratelimit", None)
     return copied
 

@@ -123,6 +123,36 @@ def serve_policies(engine, path, method, root):
     return found[0]
 
 
+def test_a_known_client_of_rules_without_a_path_is_told_apart_by_method_and_peer():
+    reads = {**ONE, "name": "reads", "match": {"methods": ["GET"]}}
+    posts = {**ONE, "name": "posts", "match": {"methods": ["POST"]}}
+    with limiter(rules=[reads, posts]) as engine:
+        asked = [
+            [rule_and_remaining(engine, method, ip) for _ in range(3)]
+            for method, ip in (("GET", IP), ("POST", IP), ("HEAD", IP), ("PUT", IP), ("get", IP), ("POST", None))
+        ]
+    assert asked == [
+        [("reads", 998), ("reads", 997), ("reads", 996)],
+        [("posts", 998), ("posts", 997), ("posts", 996)],
+        [("reads", 995), ("reads", 994), ("reads", 993)],
+        [(None, None)] * 3,
+        [("reads", 992), ("reads", 991), ("reads", 990)],
+        [("posts", 998), ("posts", 997), ("posts", 996)],
+    ]
+
+
+def rule_and_remaining(engine, method, ip):
+    found = []
+
+    async def app(scope, receive, send):
+        found.append((scope["ratelimit"].rule, scope["ratelimit"].remaining))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    serve(Asgi(app, limiter=engine), http_scope("/", method=method, ip=ip))
+    return found[0]
+
+
 def test_preflights_of_a_known_client_are_counted_by_themselves():
     preflight = [(b"origin", b"https://a.example"), (b"access-control-request-method", b"GET")]
 
