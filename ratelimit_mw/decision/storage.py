@@ -9,8 +9,8 @@ import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -330,22 +330,13 @@ class Storage:
         Raises:
             StoreUnavailable: the store is required, it is away, and this is the first start of the server.
         """
-        with starting(self.url, required=self._required), self._noting():
+        with starting(self.url, self.tally.lost, required=self._required):
             self._server.connect(self._domain)
 
     async def aconnect(self) -> None:
         """The awaitable twin of `connect`, for the running event loop."""
-        with starting(self.url, required=self._required), self._noting():
+        with starting(self.url, self.tally.lost, required=self._required):
             await self._server.aconnect(self._domain)
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Count the store as away if it is."""
-        try:
-            yield
-        except StoreUnavailable:
-            self.tally.lost()
-            raise
 
     def renew(self) -> None:
         """Renew the concurrent places of both stores."""

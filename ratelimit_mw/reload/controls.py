@@ -10,7 +10,7 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Invalid
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import NEVER, SECOND
-from ratelimit_mw.rules.compiled import KINDS, CompiledOverride, identity_of, key_of_domain, names_network
+from ratelimit_mw.rules.compiled import KINDS, CompiledOverride, identity_of, key_of_domain, kind_of
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.stores.records import MemoryRecords, Records
@@ -244,10 +244,8 @@ class OverrideList:
             StoreUnavailable: The store does not answer.
         """
         part = self._part(domain)
-        kind = _kind(rule, limit, block=block, exempt=exempt)
-        identity = identity_of(client, part.attributes)
-        if kind == "limit" and names_network(client):
-            raise ValueError("the client of a limit must be a single address; a network can only be exempt or blocked")
+        kind = kind_of(rule, limit, block=block, exempt=exempt)
+        identity = identity_of(client, part.attributes, kind)
         now = self._clock.now() / SECOND
         until = None if duration is None else now + in_seconds(duration)
         override = Override(part.domain, identity, kind, rule or "", limit, until, comment, author, time.time())
@@ -340,18 +338,6 @@ class OverrideList:
                 else f"the rules have no domain {domain!r}, only {names}"
             )
         return found[0]
-
-
-def _kind(rule: str | None, limit: object, *, block: bool, exempt: bool) -> str:
-    """Return the kind of an override. Raises ValueError if the arguments do not describe exactly one override."""
-    kinds = [kind for kind, is_set in (("limit", limit is not None), ("block", block), ("exempt", exempt)) if is_set]
-    if len(kinds) != 1:
-        raise ValueError("an override must have exactly one of limit, block and exempt")
-    if kinds[0] == "limit" and rule is None:
-        raise ValueError("a limit needs the name of its rule")
-    if kinds[0] != "limit" and rule is not None:
-        raise ValueError(f"{kinds[0]} can't be combined with rule: it applies to all rules")
-    return kinds[0]
 
 
 def in_seconds(duration: str | float) -> float:

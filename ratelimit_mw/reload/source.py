@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -219,7 +219,7 @@ def _server_in(path: Path) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def starting(url: str, *, required: bool) -> Iterator[None]:
+def starting(url: str, away: Callable[[], None], *, required: bool) -> Iterator[None]:
     """Ignore that a store is away when a server starts, unless it is required and the server starts for the first time.
 
     A process that is no worker is the server itself, so each of its starts is the first. A worker starts for the first
@@ -228,20 +228,18 @@ def starting(url: str, *, required: bool) -> Iterator[None]:
 
     Args:
         url: The URL of the store.
+        away: Is called if the store is away.
         required: Whether the store is required.
 
     Raises:
         StoreUnavailable: The store is away, and the start must fail.
     """
-    if not required:
-        with contextlib.suppress(StoreUnavailable):
-            yield
-        return
-    mark = _file_for(f"started {url}")
+    mark = _file_for(f"started {url}") if required else None
     try:
         yield
     except StoreUnavailable as error:
-        if _starts_first(mark):
+        away()
+        if required and _starts_first(mark):
             remedy = f": {error.remedy}" if isinstance(error, PermanentFault) else ""
             raise StoreUnavailable(f"storage.required is true, and the store is away ({error}){remedy}") from error
     if mark is not None:

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.errors import nearest
+from ratelimit_mw.errors import Invalid, nearest
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.fields import TOO_MANY
@@ -304,11 +304,26 @@ def blocks_and_exemptions(overrides: Iterable[CompiledOverride]) -> tuple[Compil
     return tuple(override for override in overrides if override.kind != "limit")
 
 
-def identity_of(client: Mapping[str, str], attributes: Attributes) -> str:
+def kind_of(rule: str | None, limit: object, *, block: bool, exempt: bool) -> str:
+    """Return the kind of an override. Raises `Invalid` if the arguments do not describe exactly one override."""
+    kinds = [kind for kind, is_set in (("limit", limit is not None), ("block", block), ("exempt", exempt)) if is_set]
+    if len(kinds) != 1:
+        raise Invalid("an override must have exactly one of limit, block and exempt")
+    if kinds[0] == "limit" and rule is None:
+        raise Invalid("a limit needs the name of its rule", "add rule")
+    if kinds[0] != "limit" and rule is not None:
+        raise Invalid(f"{kinds[0]} can't be combined with rule: it applies to all rules", "remove rule")
+    return kinds[0]
+
+
+def identity_of(client: Mapping[str, str], attributes: Attributes, kind: str = "") -> str:
     """Return the identity of the client with these attributes, as counters' keys have it.
 
-    Raises ValueError, with a message for the user, if the attributes do not identify a client.
+    Raises ValueError, with a message for the user, if the attributes do not identify a client, or if they name a
+    network and the `kind` of the override is `limit`.
     """
+    if kind == "limit" and names_network(client):
+        raise ValueError("the client of a limit must be a single address; a network can only be exempt or blocked")
     if not client:
         raise ValueError("an override needs a client, such as ip=192.0.2.1 or user=alice")
     parts = []

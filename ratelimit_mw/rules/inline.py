@@ -9,9 +9,8 @@ from uuid import UUID
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, quoted
-from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import KEY, identifier_of_key
-from ratelimit_mw.identity.request import Request
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import NEVER, Quota
 from ratelimit_mw.rules.compiled import CompiledOverride, CompiledRule, Counter, NamedRule
@@ -157,7 +156,7 @@ class InlineLimits:
             raise ConfigurationError([two_limits(limit, owner)])
         self.holding = self.holding or _in_flight(made.counters)
         if limit.computed:
-            compiled = partial(_counters, self.compiler, limit.name, owner=limit)
+            compiled = partial(counters_by, self.compiler, limit.name, owner=limit)
             deny = made.rule.on_error == "deny"
             self.computed.setdefault(limit.name, ComputedLimits(limit.name, "its function", compiled, deny=deny))
         self.rules[limit] = self.named.setdefault(limit.name, made)
@@ -182,7 +181,9 @@ def with_key(rule: CompiledRule, key: str, attributes: Attributes) -> CompiledRu
     return replace(rule, by=(KEY,), identifiers=(identifier_of_key(key, attributes),))
 
 
-def _counters(compiler: RuntimeCompiler, rule: str, text: str, owner: InlineLimit | None = None) -> tuple[Counter, ...]:
+def counters_by(
+    compiler: RuntimeCompiler, rule: str, text: str, owner: InlineLimit | None = None
+) -> tuple[Counter, ...]:
     """Return the counters of a rule with a limit that the app has computed.
 
     Raises Invalid if it cannot be used. `owner` is the inline limit of which the rule was made.
@@ -216,7 +217,7 @@ def with_limits(inline: InlineLimits) -> Callable[[str, str], CompiledRule]:
     def with_limit(name: str, text: str) -> CompiledRule:
         rule, computed = inline.named[name], inline.computed.get(name)
         if computed is None:
-            counters = _counters(inline.compiler, name, text, inline.owners.get(name))
+            counters = counters_by(inline.compiler, name, text, inline.owners.get(name))
         else:
             counters = computed.counters(text or None)
         return replace(
@@ -275,31 +276,3 @@ class ComputedLimits:
         then = "denied, by its on_error" if self._deny else "not limited by the rule"
         self._once(logger.error, message, self._rule, self._source, why, then, about=why)
         return (self._usable(_NEVER) or ()) if self._deny else ()
-
-
-class LimitFunction(ComputedLimits):
-    """Calls the function under `limit` of a rule of the file. See `LimitReader`.
-
-    Args:
-        rule: The name of the rule.
-        source: The function, as in the file.
-        read: Calls it. Returns None if the function raises, or returns no text.
-        compiler: Compiles the limits of the rule.
-        deny: See `ComputedLimits`.
-    """
-
-    def __init__(
-        self,
-        rule: str,
-        source: str,
-        read: Reader,
-        compiler: RuntimeCompiler,
-        *,
-        deny: bool,
-    ) -> None:
-        super().__init__(rule, source, partial(_counters, compiler, rule), deny=deny)
-        self._read = read
-
-    def __call__(self, request: Request) -> tuple[Counter, ...]:
-        """Return the counters of a request. Never raises."""
-        return self.counters(self._read(request), asked=request.context is not None)

@@ -266,13 +266,15 @@ class TestInTheFile:
         [
             case({}, "overrides[0]: the key 'client' is missing", id="nobody"),
             case({"client": {}, "block": True}, "an override needs a client", id="an empty client"),
-            case({"client": {"user": "a"}}, "exactly one of the keys limit, exempt and block", id="nothing"),
+            case({"client": {"user": "a"}}, "exactly one of limit, block and exempt", id="nothing"),
             case(
                 {"client": {"user": "a"}, "block": True, "exempt": True},
-                "exactly one of the keys limit, exempt",
+                "exactly one of limit, block and exempt",
                 id="two things",
             ),
-            case({"client": {"user": "a"}, "limit": "1/h"}, "a limit needs the key 'rule'", id="a limit of no rule"),
+            case(
+                {"client": {"user": "a"}, "limit": "1/h"}, "a limit needs the name of its rule", id="a limit of no rule"
+            ),
             case({"client": {"user": "a"}, "block": True, "rule": "all"}, "applies to all rules", id="a block's rule"),
             case({"client": {"user": "a"}, "rule": "al", "limit": "1/h"}, "no rule 'al' (did you", id="a rule"),
             case(

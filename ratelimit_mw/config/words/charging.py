@@ -76,29 +76,24 @@ def cost_after(cost: Cost) -> CostAfter | None:
     header = cost.header
     if not header:
         return None
-    number = _Number(cost.source)
-
-    def find(read: Callable[[str], str | None]) -> int:
-        return number.parse(read(header))
-
-    return find
+    parse = _number_of(cost.source)
+    return lambda read: parse(read(header))
 
 
 def _cost_reader(read: Reader, source: str) -> CostReader:
     """Return a function that reads the cost of a request from an attribute."""
-    number = _Number(source)
-    return lambda request: number.parse(read(request))
+    parse = _number_of(source)
+    return lambda request: parse(read(request))
 
 
-class _Number:
-    """Reads the costs of one source. The first invalid cost is logged, without its text, because it may be secret."""
+def _number_of(source: str) -> Callable[[str | None], int]:
+    """Return a function from a text to the cost in it: 1 if there is none, or if it is invalid.
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._once = Once()
+    The first invalid cost of the source is logged, without its text, because it may be secret.
+    """
+    once = Once()
 
-    def parse(self, text: str | None) -> int:
-        """Return the cost in `text`. 1 if there is none, or if it is invalid."""
+    def parse(text: str | None) -> int:
         if text is None:
             return 1
         if text in TOO_MANY:
@@ -108,8 +103,10 @@ class _Number:
             # No limit admits more than MOST, so a larger cost is cut to one that is denied.
             return min(int(digits.lstrip("0")[:11] or "0"), MOST + 1)
         message = "cost: the value of %s is not a whole number of at least 0, so it counts as 1 (logged once)"
-        self._once(logger.warning, message, self._source)
+        once(logger.warning, message, source)
         return 1
+
+    return parse
 
 
 COST: Word[Cost] = Word(

@@ -13,6 +13,7 @@ The words of the rules file read them, so they mean the same everywhere:
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds
@@ -34,6 +35,7 @@ from ratelimit_mw.config.words.selection import NAME, WITHOUT_ATTRIBUTE, read_me
 from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, nearest, quoted
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Quota, Rule
 from ratelimit_mw.rules.compiled import (
     CompiledOverride,
@@ -41,9 +43,9 @@ from ratelimit_mw.rules.compiled import (
     Counter,
     Matching,
     identity_of,
-    names_network,
+    kind_of,
 )
-from ratelimit_mw.rules.inline import InlineLimit, LimitFunction, RuntimeCompiler
+from ratelimit_mw.rules.inline import ComputedLimits, InlineLimit, RuntimeCompiler, counters_by
 from ratelimit_mw.settings import ClientSettings
 from ratelimit_mw.units import HOUR
 
@@ -62,40 +64,28 @@ def _compile(
     override: Values, domain: str, rules: Mapping[str, Values], attributes: Attributes, problems: Problems
 ) -> CompiledOverride:
     limits, name, client = override[_OWN_LIMIT], override[_RULE] or "", override[_CLIENT]
-    identity = ""
+    kind, identity = _kind(override), ""
     counters: tuple[Counter, ...] = ()
     try:
-        identity = identity_of(client, attributes)
+        identity = identity_of(client, attributes, kind)
     except ValueError as error:
         problems.add(override.place("client"), str(error))
     if limits is not None:
         if name not in rules:
             problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, rules))
-        elif identity and names_network(client):
-            hint = "only exempt and block can have a network"
-            problems.add(override.place("client"), "the client of a limit must be a single address", hint)
-        else:
+        elif identity:
             counters = override_counters(domain, rules[name], limits, Map(override.place("limit")), problems)
-    (kind,) = _kinds(override)
     return CompiledOverride(identity, kind, override[_UNTIL], name, counters)
 
 
-def _kinds(override: Values) -> list[str]:
-    return [word.key for word in (_OWN_LIMIT, _EXEMPT, _BLOCK) if override[word]]
+def _kind(override: Values) -> str:
+    return kind_of(override[_RULE], override[_OWN_LIMIT], block=override[_BLOCK], exempt=override[_EXEMPT])
 
 
 def _check(override: Values, problems: Problems) -> None:
     """Report an override that has no effect, or several."""
-    place, kinds_set = override.node.place, _kinds(override)
-    if override.dropped:
-        return
-    if len(kinds_set) != 1:
-        problems.add(place, "must have exactly one of the keys limit, exempt and block")
-    elif kinds_set == ["limit"] and override[_RULE] is None:
-        problems.add(place, "a limit needs the key 'rule'", "add the name of the rule")
-    elif kinds_set != ["limit"] and override[_RULE] is not None:
-        message = f"{kinds_set[0]} can't be combined with rule"
-        problems.add(place, message, f"remove rule: {kinds_set[0]} applies to all rules")
+    if not override.dropped:
+        problems.read(lambda _: _kind(override), override.node, "")
 
 
 def override_counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
@@ -184,10 +174,15 @@ def with_function(
         problems.add(rule.place("limit"), message, "use another algorithm")
         return made
     read = attributes.source(source)
-    function = LimitFunction(rule[NAME], source, read, compiler, deny=made.rule.on_error == "deny")
+    compiled = partial(counters_by, compiler, rule[NAME])
+    limits = ComputedLimits(rule[NAME], source, compiled, deny=made.rule.on_error == "deny")
+
+    def read_limit(request: Request) -> tuple[Counter, ...]:
+        return limits.counters(read(request), asked=request.context is not None)
+
     # How many limits a text has is known only later.
     several = replace(made.rule, several=True)
-    return replace(made, rule=several, keys=(), limits=(), sample=made.limits[0], read_limit=function)
+    return replace(made, rule=several, keys=(), limits=(), sample=made.limits[0], read_limit=read_limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
