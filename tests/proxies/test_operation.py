@@ -2,13 +2,13 @@
 
 import contextlib
 import signal
+import subprocess
 import threading
 import time
 
 import grpc
 import httpx2
 import pytest
-import trustme
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -115,13 +115,15 @@ def asked(channel):
     return rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit(request, timeout=60).overall_code
 
 
+def made_run(here):
+    """The folder of the certificates and the token that the example makes."""
+    subprocess.run(["sh", str(EXAMPLES / "certificates.sh")], cwd=here.directory, check=True, capture_output=True)
+    return here.directory / "run"
+
+
 def test_only_clients_with_a_certificate_may_ask():
     with project() as here, here.app():
-        run, authority = here.directory / "run", trustme.CA()
-        authority.cert_pem.write_to_path(run / "ca.pem")
-        for name, issued in (("srv", authority.issue_cert("ratelimit.test")), ("cli", authority.issue_cert("envoy"))):
-            issued.private_key_pem.write_to_path(run / f"{name}.key")
-            (run / f"{name}.pem").write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+        run = made_run(here)
         flags = ["--tls-cert", "run/srv.pem", "--tls-key", "run/srv.key", "--client-ca", "run/ca.pem"]
         target = f"127.0.0.1:{here.port[18083]}"
         trusted = {"root_certificates": (run / "ca.pem").read_bytes()}
@@ -145,14 +147,8 @@ def test_only_clients_with_a_certificate_may_ask():
 
 
 def test_envoy_asks_with_a_token_over_tls_and_without_it_is_refused_in_the_log():
-    token = "5pXQm0aH1mQGm3kq"
     with project() as here, here.app():
-        run, authority = here.directory / "run", trustme.CA()
-        authority.cert_pem.write_to_path(run / "ca.pem")
-        issued = authority.issue_cert("ratelimit.test")
-        issued.private_key_pem.write_to_path(run / "srv.key")
-        issued.cert_chain_pems[0].write_to_path(run / "srv.pem")
-        (run / "tokens").write_text(f"check {token}\n")
+        token = (made_run(here) / "tokens").read_text().split()[1]
         flags = ["--tls-cert", "run/srv.pem", "--tls-key", "run/srv.key", "--token-file", "run/tokens"]
 
         def statuses(shown):
