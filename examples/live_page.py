@@ -1,6 +1,6 @@
 """LIMITS_TOKEN=<16 or more characters> uvicorn examples.live_page:app
 
-The Starlette example with the live page at /_limits/. The token is the password.
+A Starlette app with the live page at /_limits/. The token is the password.
 """
 
 import os

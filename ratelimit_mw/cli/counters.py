@@ -135,13 +135,10 @@ def chosen(index: CounterIndex, rules: Rules, rule: str, client: Mapping[str, st
         if compiled is not None:
             keys += [f"{prefix}{identity}}}" for identity in _identities(rules, compiled, client)]
     if not keys:
-        fail(f"no counter of '{rule}' depends on {' or '.join(client)}: {_counted_by(index, rule)}", Exit.USAGE)
+        by = dict.fromkeys(entry for compiled in index.prefixes(rule).values() if compiled for entry in compiled.by)
+        what = f"it counts by {', '.join(by)}" if by else "it is a descriptor"
+        fail(f"no counter of '{rule}' depends on {' or '.join(client)}: {what}", Exit.USAGE)
     return keys
-
-
-def _counted_by(index: CounterIndex, rule: str) -> str:
-    by = [entry for compiled in index.prefixes(rule).values() if compiled for entry in compiled.by]
-    return f"it counts by {', '.join(dict.fromkeys(by))}" if by else "it is a descriptor"
 
 
 def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> list[str]:

@@ -103,10 +103,10 @@ def _server(setup: Setup) -> Iterator[Finding]:
 
     # The wrappers do not connect, and remember denials.
     store, domain = innermost(open_store(replace(setup.storage, timeout=_PATIENCE))), setup.rules.domain
-    client = CommandClient(setup.storage.url)
+    client, ask = CommandClient(setup.storage.url), Ask(f"{domain}:doctor", Quota("fixed_window", 1_000_000, SECOND))
     try:
         store.connect(domain)
-        took = sorted(_timed(lambda: store.decide([_ask(domain)])) for _ in range(_DECISIONS))
+        took = sorted(_timed(lambda: store.decide([ask])) for _ in range(_DECISIONS))
         yield _round_trip(took, setup.storage)
         yield _clock(client, domain)
         yield from _information(client, domain)
@@ -115,10 +115,6 @@ def _server(setup: Setup) -> Iterator[Finding]:
     finally:
         client.close()
         store.close()
-
-
-def _ask(domain: str) -> Ask:
-    return Ask(f"{domain}:doctor", Quota("fixed_window", 1_000_000, SECOND))
 
 
 def _away(error: StoreUnavailable, hint: str) -> Finding:
@@ -331,20 +327,15 @@ def doctor(
     raise typer.Exit(Exit.PROBLEMS if wrong else Exit.OK)
 
 
-def _reloaded(limiter: RateLimiter) -> StoreUnavailable | None:
-    """Read the rules of a database, the overrides and the kill switch. Returns the error if they cannot be read."""
-    try:
-        limiter.reload()
-    except StoreUnavailable as error:
-        return error
-    return None
-
-
 def _findings(config: str, storage: str | None, app: ReadApp | None, workers: int) -> Iterator[tuple[str, Finding]]:
     """Yield what each check has found. Without rules, nothing else is checked."""
     try:
         with RateLimiter(config, storage=storage) as limiter:
-            away = _reloaded(limiter)
+            away = None
+            try:
+                limiter.reload()
+            except StoreUnavailable as error:
+                away = error
             rules, switch = limiter.rules, limiter.engine.planner.switch.setting
             url = with_domain(limiter.storage_url, rules.parts[0].domain)
     except ConfigurationError as error:

@@ -53,7 +53,7 @@ def log_to_stderr(*, as_json: bool, denials: bool) -> None:
         denials: Log the denials, too.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if as_json else _TextLines())
+    handler.setFormatter(_JsonLines() if as_json else _Lines("%(asctime)s %(levelname)s %(message)s"))
     for name in ("ratelimit_mw.service", DENIALS.name):
         logging.getLogger(name).setLevel(logging.INFO)
     logging.getLogger("ratelimit_mw").setLevel(logging.WARNING)
@@ -68,20 +68,21 @@ def _would_be(record: logging.LogRecord) -> bool:
     return bool(getattr(record, "shadow", False))
 
 
-class _TextLines(logging.Formatter):
-    """One line for each record: time, level and message."""
+class _Lines(logging.Formatter):
+    """One line for each record. Times are in UTC."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        text = f"{_time(record)} {record.levelname} {record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 - as logging calls it
+        """Return the time of a record."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class _JsonLines(logging.Formatter):
+class _JsonLines(_Lines):
     """One JSON object for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
-            "time": _time(record),
+            "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -91,10 +92,6 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def from_envoy_ratelimit(

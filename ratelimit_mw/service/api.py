@@ -151,7 +151,8 @@ class _Api:
         (decision,) = decisions
         if decision.allowed or not as_status:
             return JSONResponse(as_json(decision))
-        headers = {} if math.isinf(decision.retry_after) else {"Retry-After": str(_retry_after(decision))}
+        wait = decision.retry_after
+        headers = {} if math.isinf(wait) else {"Retry-After": str(max(1, math.ceil(wait)))}
         return JSONResponse(as_json(decision), _status(self._limiter.rules, decision), headers)
 
     async def peek(self, request: Request) -> Response:
@@ -197,8 +198,9 @@ class _Api:
             return JSONResponse({"problems": ["isNegativeHits needs a token or a certificate"]}, 403)
         except Refused as error:
             return JSONResponse({"problems": [str(error)]}, 400)
-        response, denied = _response_of(answer)
-        return JSONResponse(response, 429 if denied else 200)
+        response = RateLimitResponse.FromString(answer)
+        denied = response.overall_code == RateLimitResponse.OVER_LIMIT
+        return JSONResponse(MessageToDict(response), 429 if denied else 200)
 
     async def health(self, _request: Request) -> Response:
         """`/healthcheck`: the answers of envoyproxy/ratelimit."""
@@ -250,16 +252,6 @@ def _request_of(value: object) -> bytes:
         raise BadRequest([_FORM]) from None
 
 
-def _response_of(data: bytes) -> tuple[dict[str, Any], bool]:
-    """Return a response as JSON has it, and whether it denies the request. Fields with their default are left out.
-
-    Args:
-        data: The wire message of the response.
-    """
-    response = RateLimitResponse.FromString(data)
-    return MessageToDict(response), response.overall_code == RateLimitResponse.OVER_LIMIT
-
-
 def refused_caller(service: Service, request: Request, right: Right) -> Response | None:
     """Return the answer to a caller that does not have a right, or None.
 
@@ -299,8 +291,3 @@ def _status(rules: Rules, decision: Decision) -> int:
         return known
     own = (rule.rule.status for part in rules.parts for rule in part.compiled if rule.rule.name == decision.rule)
     return next(own, None) or rules.response.status
-
-
-def _retry_after(decision: Decision) -> int:
-    """Return the whole seconds of Retry-After, rounded up and at least 1."""
-    return max(1, math.ceil(decision.retry_after))

@@ -298,10 +298,5 @@ def notes_on(environ: Environment) -> Iterator[str]:
     for name in ("REDIS_AUTH", "REDIS_SENTINEL_AUTH"):
         if f"${{{name}}}" in made.get("storage", "") and _NOT_IN_URL.search(environ[name]):
             yield f"{name}: a URL needs %2F, %3F, %23, %25, %26, %2B, %5B and %5D for its / ? # % & + [ and ]"
-    open_ports = [made[name] for name in ("grpc", "http") if name in made and "127.0.0.1" not in made[name]]
-    if open_ports and "client_ca" not in made and not all(each.startswith("unix:") for each in open_ports):
-        yield "on an address other than loopback, serve needs --token-file, --client-ca or --allow-anyone"
-    if "admin" in made and not made["admin"].startswith("127."):
-        yield "on an address other than loopback, --admin needs --token-file"
     for name in [name for name in ("grpc", "http", "admin") if name not in made]:
         yield f"{flag_of(name)} is on loopback by default, and there on all addresses"

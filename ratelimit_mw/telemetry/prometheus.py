@@ -5,6 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 from ratelimit_mw.errors import extra
@@ -103,11 +104,7 @@ def _family(measure: Measure, values: dict[Labels, float | Distribution]) -> Met
 
 def _buckets(value: Distribution) -> list[tuple[str, float]]:
     """Return the upper bound of each bucket and the number of values up to it."""
-    so_far, found = 0, []
-    for bound, number in zip([*map(str, value.bounds), "+Inf"], value.counts, strict=True):
-        so_far += number
-        found.append((bound, float(so_far)))
-    return found
+    return list(zip([*map(str, value.bounds), "+Inf"], accumulate(value.counts), strict=True))
 
 
 class _Files:

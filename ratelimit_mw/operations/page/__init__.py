@@ -28,45 +28,28 @@ if TYPE_CHECKING:
 __all__ = ["Page"]
 
 
-class Visit:
-    """A request for the page.
-
-    Attributes:
-        request: The request, as rules read it.
-        method: The method.
-        path: The path below the one under which the page is mounted. A proxy may show both under another one.
-    """
-
-    def __init__(self, request: AsgiRequest | WsgiRequest, path: str) -> None:
-        self.request = request
-        self.method = request.method
-        self.path = path or "/"
-
-    @property
-    def token(self) -> str | None:
-        """The token of the header Authorization: after Bearer, or the password of Basic. None if there is neither."""
-        scheme, _, rest = (self.request.header("authorization") or "").strip().partition(" ")
-        if scheme.lower() == "bearer":
-            return rest
-        if scheme.lower() != "basic":
-            return None
-        try:
-            return b64decode(rest.strip(), validate=True).decode("utf-8", "replace").partition(":")[2]
-        except ValueError:
-            return ""  # it is no token, but an attempt
+PageRequest = AsgiRequest | WsgiRequest
 
 
-def asgi_visit(scope: Message) -> Visit:
-    """Return the request of a scope."""
+def _path_below(scope: Message) -> str:
+    """Return the path of a scope below the one under which the page is mounted. A proxy may show both elsewhere."""
     path, root = scope.get("path") or "", (scope.get("root_path") or "").rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):  # most servers and frameworks send the whole path
         path = path[len(root) :]
-    return Visit(AsgiRequest(scope), path)
+    return path
 
 
-def wsgi_visit(environ: dict[str, Any]) -> Visit:
-    """Return the request of an environ."""
-    return Visit(WsgiRequest(environ), environ.get("PATH_INFO") or "")
+def _token_of(request: PageRequest) -> str | None:
+    """Return the token of the header Authorization: after Bearer, or the password of Basic. None without either."""
+    scheme, _, rest = (request.header("authorization") or "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return rest
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return b64decode(rest.strip(), validate=True).decode("utf-8", "replace").partition(":")[2]
+    except ValueError:
+        return ""  # it is no token, but an attempt
 
 
 def text_answer(status: int, text: str, *headers: tuple[str, str]) -> ReadyResponse:
@@ -205,10 +188,11 @@ class Page:
             send: The function of the server.
         """
         if scope["type"] == "http":
-            visit, admits = asgi_visit(scope), self._guard is None or self._guard(scope)
-            answer = self._answer(visit, (await admits if isinstance(admits, Awaitable) else admits) is True)
+            path, admits = _path_below(scope), self._guard is None or self._guard(scope)
+            admitted = (await admits if isinstance(admits, Awaitable) else admits) is True
+            answer = self._answer(AsgiRequest(scope), path or "/", admitted)
             if answer is None:  # under trio only a limiter in memory works, which waits for no store
-                answer = await asyncio.to_thread(self._data, visit) if asyncio_runs() else self._data(visit)
+                answer = await asyncio.to_thread(self._data, path) if asyncio_runs() else self._data(path)
             await _secured(answer).asgi(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
@@ -225,11 +209,11 @@ class Page:
             environ: The environ.
             start_response: The function of the server.
         """
-        visit, admits = wsgi_visit(environ), self._guard is None or self._guard(environ)
+        path, admits = environ.get("PATH_INFO") or "/", self._guard is None or self._guard(environ)
         if iscoroutine(admits):
             admits.close()
             raise TypeError("the guard of the live page is an async function, which WSGI cannot await")
-        answer = self._answer(visit, admits is True) or self._data(visit)
+        answer = self._answer(WsgiRequest(environ), path, admits is True) or self._data(path)
         return _secured(answer).wsgi(environ, start_response)
 
     def close(self) -> None:
@@ -245,25 +229,25 @@ class Page:
                 self.close()
                 return
 
-    def _answer(self, visit: Visit, admitted: bool) -> ReadyResponse | None:
+    def _answer(self, request: PageRequest, path: str, admitted: bool) -> ReadyResponse | None:
         """Answer a request. None if the answer is `_data`. The guard comes first, so that others learn nothing."""
         if not admitted:
             return text_answer(403, "You may not see this page.")
-        if visit.path not in ("/", "/state.json", "/metrics"):
+        if path not in ("/", "/state.json", "/metrics"):
             return text_answer(404, "There is no such page. The live page is at /, its data are at /state.json.")
-        if visit.method not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD"):
             return text_answer(405, "Only GET and HEAD are allowed: this page changes nothing.", ("Allow", "GET, HEAD"))
-        refused = None if self._access is None else self._access.refusal(self._address(visit), visit.token)
-        return refused or (_page() if visit.path == "/" else None)
+        refused = None if self._access is None else self._access.refusal(self._address(request), _token_of(request))
+        return refused or (_page() if path == "/" else None)
 
-    def _address(self, visit: Visit) -> str:
+    def _address(self, request: PageRequest) -> str:
         """Return the identity of the visitor's address, by the `client` of the limiter's rules."""
-        address = self._limiter.rules.attributes.client_address.network(visit.request)
+        address = self._limiter.rules.attributes.client_address.network(request)
         return UNKNOWN_ADDRESS if address is None else address
 
-    def _data(self, visit: Visit) -> ReadyResponse:
+    def _data(self, path: str) -> ReadyResponse:
         """Return the data of the page, or the metrics. May wait for the store."""
-        if visit.path == "/metrics":
+        if path == "/metrics":
             return self._metrics()
         body = json.dumps(self._live.state(), separators=(",", ":"))
         return ReadyResponse(200, [("Content-Type", "application/json")], body.encode())
