@@ -17,6 +17,7 @@ from uuid import UUID
 from ratelimit_mw.errors import Invalid
 from ratelimit_mw.http.limits_in_code import RULES_OF_VIEW
 from ratelimit_mw.http.views import rules_of_throttles
+from ratelimit_mw.identity.app_routes import flat
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.path_templates import KINDS, Template, parse
@@ -154,9 +155,9 @@ def _kind_of(pattern: str) -> str:
 # ------------------------------------------------------------------------------------------ Starlette and FastAPI
 
 
-def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] = iter) -> Iterator[AppRoute]:
-    """Yield the routes of an app or a router of Starlette."""
-    for route in walk(app.routes):
+def _starlette(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
+    """Yield the routes of an app or a router of Starlette or FastAPI."""
+    for route in flat(app.routes):
         original = getattr(route, "original_route", route)
         kinds = {kind.__name__ for kind in type(original).__mro__}
         path = getattr(route, "path", None)
@@ -166,11 +167,6 @@ def _starlette(app: Any, prefix: _Prefix, walk: Callable[[Any], Iterable[Any]] =
             yield from _mounted(route.app, prefix)
         elif path is not None:
             yield from _endpoint(route, prefix, str(path), websocket="WebSocketRoute" in kinds)
-
-
-def _fastapi(app: Any, prefix: _Prefix) -> Iterator[AppRoute]:
-    """Yield the routes of a FastAPI app. Newer versions of FastAPI list those of included routers separately."""
-    return _starlette(app, prefix, getattr(import_module("fastapi.routing"), "iter_route_contexts", iter))
 
 
 def _below(prefix: _Prefix, shown: str, text: str) -> _Prefix:
@@ -361,7 +357,7 @@ def _with_anything(text: str) -> str:
 
 
 FRAMEWORKS: Mapping[str, tuple[str, Callable[[Any, _Prefix], Iterator[AppRoute]]]] = {
-    "fastapi": ("routes", _fastapi),
+    "fastapi": ("routes", _starlette),
     "starlette": ("routes", _starlette),
     "flask": ("url_map", _flask),
     "django": ("load_middleware", _django),

@@ -90,12 +90,6 @@ def _printable(error: Exception) -> str:
     return "\n".join(map(printable, str(error).split("\n")))
 
 
-def require_one_standard_input(logs: list[str]) -> None:
-    """Raise typer.BadParameter if standard input is named twice."""
-    if logs.count(STANDARD_INPUT) > 1:
-        raise typer.BadParameter("standard input can be read once only", param_hint="LOG…")
-
-
 def time_of(text: str | None, option: str) -> int | None:
     """Return the value of `--since` or `--until`, in microseconds since the epoch. Raises typer.BadParameter."""
     if text is None:
@@ -207,7 +201,6 @@ def replay(
     The exit code is 1 if the rules or the log cannot be read, if no rule applied, or above `--fail-above`.
     """
     limit = None if fail_above is None else _share(fail_above)
-    require_one_standard_input(logs)
     for option, path in (("--html", html), ("--markdown", markdown)):
         if path is not None and not (path.parent.is_dir() and not path.is_dir()):
             raise typer.BadParameter(f"{str(path)!r} is not a file in a folder that exists", param_hint=option)
@@ -361,7 +354,6 @@ def suggest(
 
     The exit code is 1 if the log cannot be read, or has fewer than 1,000 requests or 20 clients.
     """
-    require_one_standard_input(logs)
     traffic = Traffic(time_of(since, "--since") or 0, time_of(until, "--until"))
     with errors_shown():
         places = places_of(field)

@@ -88,13 +88,13 @@ class _Starlette:
         routes = self._app.routes
         try:
             if self._listed[0] != len(routes):
-                self._listed = len(routes), list(_flat(routes))
+                self._listed = len(routes), list(flat(routes))
             return _of_starlette(self._listed[1], request.context) or NO_ROUTE
         except Exception:  # noqa: BLE001 - a converter of the app may raise anything
             return NO_ROUTE
 
 
-def _flat(routes: Iterable[Any]) -> Iterable[Any]:
+def flat(routes: Iterable[Any]) -> Iterable[Any]:
     """Return routes with those of included routers, which newer versions of FastAPI list separately."""
     fastapi = sys.modules.get("fastapi.routing")
     flat: Callable[[Iterable[Any]], Iterable[Any]] = getattr(fastapi, "iter_route_contexts", iter)
@@ -111,7 +111,7 @@ def _of_starlette(routes: Iterable[Any], scope: Mapping[str, Any]) -> str:
         inner = getattr(route, "original_route", route)
         template = getattr(route, "path", "") or ""
         if hasattr(inner, "routes"):  # a Mount or a Host; without routes of its own, it serves everything below
-            below = _of_starlette(_flat(inner.routes), {**scope, **child}) if inner.routes else "/*"
+            below = _of_starlette(flat(inner.routes), {**scope, **child}) if inner.routes else "/*"
             return f"{template}{below}" if below else ""
         if match.value > 1:
             return template or NO_ROUTE

@@ -307,7 +307,6 @@ def test_without_an_asked_rule_the_exit_code_is_1(replay):
         (("none.log", "--rule", "everythin"), 2, "did you mean 'everything'?"),
         (("access.log", "--denials", "d.txt"), 2, "must end in .csv or .jsonl"),
         (("access.log", "--since", "2030-01-01"), 1, "there is no request to replay"),
-        (("-", "-"), 2, "once only"),
     ],
 )
 def test_an_unusable_argument_is_reported(replay, words, code, text):

@@ -99,7 +99,6 @@ def test_times_select_requests(suggest):
         (("access.log", "--since", "yesterday"), 2, "is not a time"),
         (("access.log", "--since", "2030-01-01"), 1, "the log has 0 requests"),
         (("one.log",), 1, "the log has 1 request, but"),
-        (("-", "-"), 2, "once only"),
     ],
 )
 def test_an_unusable_argument_is_reported(suggest, words, code, text):

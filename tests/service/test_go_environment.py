@@ -118,7 +118,6 @@ def test_a_file_becomes_a_command_and_notes(tmp_path):
     assert ended.stdout == PRINTED
     assert ended.stderr.splitlines() == [
         "note: STATSD_PORT: nothing takes its place",
-        "note: on an address other than loopback, serve needs --token-file, --client-ca or --allow-anyone",
         "note: --http is on loopback by default, and there on all addresses",
         "note: --admin is on loopback by default, and there on all addresses",
     ]
@@ -244,15 +243,3 @@ def test_the_command_serves_the_rules_of_the_old_service_from_its_redis(tmp_path
     assert len(fresh_server.client(password="a-password").keys("shop:/user*")) == 1
     assert "envoyproxy" not in written
     assert "a-password" not in written
-
-
-@pytest.mark.parametrize(
-    ("environ", "notes"),
-    [
-        ({"GRPC_HOST": "127.0.0.1", "PORT": "1", "DEBUG_PORT": "2"}, ["serve", "--admin"]),
-        ({"GRPC_PORT": "1", "PORT": "1", "DEBUG_PORT": "2", "GRPC_CLIENT_TLS_CACERT": "/ca"}, ["--admin"]),
-        ({"GRPC_UDS": "/run/g", "HOST": "127.0.0.1", "DEBUG_HOST": "127.0.0.1"}, []),
-    ],
-)
-def test_an_address_for_others_is_noted_with_what_it_needs(environ, notes):
-    assert [note.split(", ")[1].split(" needs ")[0] for note in notes_on(environ)] == notes
