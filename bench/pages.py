@@ -201,7 +201,7 @@ def sizing(results: Results) -> str:
     for title, grpc, auth in (
         ("counters in memory", "ShouldRateLimit, memory", "/auth, memory"),
         ("counters on Redis", "ShouldRateLimit, Redis", "/auth, Redis"),
-        ("a constant answer of the same server", service.GRPC, service.HTTP),
+        ("a constant answer of a plain server", service.GRPC, service.HTTP),
     ):
         rates = [_of_one_core(results, what) for what in (grpc, auth)]
         lines.append(f"| {title} | {number(rates[0])} | {number(rates[1])} |")

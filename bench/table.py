@@ -60,7 +60,7 @@ ROWS = (
     ),
     Row(
         "service",
-        "`ratelimit-mw serve`: CPU of a decision beside a constant answer of the same server, and its start",
+        "`ratelimit-mw serve`: CPU of a decision beside a constant answer of a plain server, and its start",
         ("service.decisions", "service.auth", "service.start"),
     ),
     Row("asking", "An app that asks the service: its CPU for a decision beside that over Redis", ("service.asking",)),

@@ -39,6 +39,7 @@ rules:
     limit: 100 per minuet
     algoritm: token_bucket
 """
+URL = re.compile(r"http://[\d.]+:\d+")
 START = 40  # seconds in which the servers must have started, and both workers must have answered
 
 
@@ -193,8 +194,8 @@ def uvicorn(workers: int, environment: dict[str, str]) -> Iterator[str]:
     command = [sys.executable, "-m", "uvicorn", "examples.demo:app", "--factory", "--no-access-log"]
     command += ["--port", "0", "--workers", str(workers)]
     with running(command, environment) as log:
-        until(lambda: log().count("Application startup complete") >= workers, log)
-        yield re.findall(r"http://[\d.]+:\d+", log())[0]
+        until(lambda: URL.search(log()) and log().count("Application startup complete") >= workers, log)
+        yield URL.findall(log())[0]
 
 
 @contextlib.contextmanager

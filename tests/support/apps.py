@@ -58,7 +58,8 @@ def uvicorn(
     args: Sequence[str] = (),
 ) -> AbstractContextManager[App]:
     """Run an ASGI app, named as on the command line. `env` is added to this process's own."""
-    command = [sys.executable, "-m", "uvicorn", app, "--port", "0", "--workers", str(workers), *args]
+    served = [app, "--port", "0", "--workers", str(workers)]
+    command = [sys.executable, "-m", "uvicorn", *served, "--loop", "asyncio", *args]  # as without uvloop
     return serve(command, workers, "Application startup complete", env or {}, cwd)
 
 
