@@ -28,7 +28,7 @@ from ratelimit_mw.http.responses import (
 from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
 from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
-from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, asgi_requests_of, asgi_told, detached_scope
+from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, asgi_head, asgi_requests_of, detached_scope
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
@@ -112,12 +112,12 @@ class RateLimitMiddleware:
             return
         engine = self._engine
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
-        told = asgi_told(scope, self._request_of)
-        request = None if rules.bare else self._request_of(scope, told)
+        head = asgi_head(scope, self._request_of)
+        request = None if rules.bare else self._request_of(scope, head)
         if self._first.left:
-            self._first.examine(request or self._request_of(scope, told))
+            self._first.examine(request or self._request_of(scope, head))
         if request is None:
-            plan = engine.planner.plan_told(rules, scope, told)
+            plan = engine.planner.plan_of_head(rules, scope, head)
         elif rules.special:
             await self._serve_special(rules, request, scope, receive, send)
             return
@@ -127,7 +127,7 @@ class RateLimitMiddleware:
             plan = engine.planner.plan(rules, request)
         verdict = await engine.aexecute(plan, rules) if engine.waits else engine.execute(plan, rules)
         if not verdict.simple:
-            request = request or self._request_of(scope, told)
+            request = request or self._request_of(scope, head)
             engine.report(verdict, rules, request)
             if not verdict.allowed:
                 try:
@@ -139,7 +139,7 @@ class RateLimitMiddleware:
         answers = self._answers.latest
         if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        handle = AsyncHandle(verdict, self._limiter, request, answers, scope, told, send)
+        handle = AsyncHandle(verdict, self._limiter, request, answers, scope, head, send)
         scope["ratelimit"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
@@ -206,7 +206,7 @@ class RateLimitMiddleware:
         await send({"type": f"{kind}.body", "body": denial.body})
 
     async def _call_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a scope that is not limited, or the first one that is. Only then can asyncio be told from trio."""
+        """Serve a scope that is not limited, or the first one that is. Only then is it known which loop runs."""
         kind = scope["type"]
         if kind not in _LIMITED and kind != "lifespan":
             await self.app(scope, receive, send)

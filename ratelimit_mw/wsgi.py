@@ -17,7 +17,7 @@ from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
 from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
 from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
 from ratelimit_mw.identity.app_routes import routed
-from ratelimit_mw.identity.http_request import FirstRequests, WsgiRequest, detached_environ, wsgi_told
+from ratelimit_mw.identity.http_request import FirstRequests, WsgiRequest, detached_environ, wsgi_head
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
@@ -97,15 +97,15 @@ class RateLimitMiddleware:
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
         if rules.special:
             return self._serve_special(rules, environ, start_response)
-        told = wsgi_told(environ, self._request_of)
-        request = None if rules.bare else self._request_of(environ, told)
+        head = wsgi_head(environ, self._request_of)
+        request = None if rules.bare else self._request_of(environ, head)
         if self._first.left:
-            self._first.examine(request or self._request_of(environ, told))
+            self._first.examine(request or self._request_of(environ, head))
         planner = engine.planner
-        plan = planner.plan_told(rules, environ, told) if request is None else planner.plan(rules, request)
+        plan = planner.plan_of_head(rules, environ, head) if request is None else planner.plan(rules, request)
         verdict = engine.execute(plan, rules)
         if not verdict.simple:
-            request = request or self._request_of(environ, told)
+            request = request or self._request_of(environ, head)
             engine.report(verdict, rules, request)
             if not verdict.allowed:
                 return self._deny(rules, verdict, request, start_response)
@@ -114,7 +114,7 @@ class RateLimitMiddleware:
         answers = self._answers.latest
         if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, told, start_response)
+        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, head, start_response)
         environ["ratelimit.decision"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:

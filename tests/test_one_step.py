@@ -1,6 +1,6 @@
 """A plan that is executed in one step does the same as one that is executed in several, for any rules and requests.
 
-A store that offers no `taker` has all plans executed in several steps.
+A store that offers no `decider` has all plans executed in several steps.
 """
 
 import logging

@@ -5,7 +5,7 @@ from enum import Enum
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.http_request import AsgiRequest, asgi_told
+from ratelimit_mw.identity.http_request import AsgiRequest, asgi_head
 from ratelimit_mw.reload.controls import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
@@ -163,7 +163,7 @@ def test_the_plan_of_an_absolute_target_with_a_long_host_is_not_remembered(engin
     for _ in range(3):
         asked(limiter, path=f"http://{'a' * 600}/a")
         scope = scope_of(path=f"http://{'b' * 600}/a")
-        limiter.engine.planner.plan_told(limiter.rules, scope, asgi_told(scope))
+        limiter.engine.planner.plan_of_head(limiter.rules, scope, asgi_head(scope))
     assert len(limiter.rules.plans) == 0
 
 
@@ -275,7 +275,7 @@ def test_a_switch_that_is_thrown_or_set_back_is_seen_by_requests_that_are_rememb
         made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of()))
         plans.append([ask.shadow for ask in made.asks])
         for _ in range(3):
-            told = limiter.engine.planner.plan_told(limiter.rules, scope_of(), asgi_told(scope_of()))
+            told = limiter.engine.planner.plan_of_head(limiter.rules, scope_of(), asgi_head(scope_of()))
             assert [ask.shadow for ask in told.asks] == plans[-1]
         assert [ask.shadow for ask in plan(limiter, IP).asks] == plans[-1]
     assert plans == [[False], [], [True], [False]]

@@ -32,7 +32,7 @@ from ratelimit_mw.process_local import lazy
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, Step, Steps, Taken, adrive, drive
+from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, ReplyFields, Step, Steps, adrive, drive
 from ratelimit_mw.tally import DENIED, Passes
 
 _new = object.__new__
@@ -145,13 +145,13 @@ class Engine:
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
         """
-        take = (plan.take or self.taker(plan)) if commit else None
-        if take is None:
+        decide = (plan.decide or self.decider(plan)) if commit else None
+        if decide is None:
             return drive(self.storage.store, self._steps(plan, rules, commit))
         due = self.tally.due  # to call what an attribute holds takes longer than to read and then call it
         started = perf_counter() if due() else 0.0
         try:
-            reply = take(plan.place)
+            reply = decide(plan.argument)
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
         return self._concluded(plan, reply, started)
@@ -170,15 +170,15 @@ class Engine:
             return self.without_store(plan.charges, commit, started)
         return self._concluded(plan, reply, started)
 
-    def taker(self, plan: Plan) -> Callable[[Any], Taken] | None:
-        """What executes a plan in one step, for callers that block: `Plan.take`. None if it takes several."""
-        if plan.take is None and plan.direct:
-            take, plan.place = self.storage.store.taker(plan.asks) or (None, None)
-            plan.direct = take is not None
-            plan.take = take  # last, because another thread may execute the plan as soon as it is set
-        return plan.take
+    def decider(self, plan: Plan) -> Callable[[Any], ReplyFields] | None:
+        """What executes a plan in one step, for callers that block: `Plan.decide`. None if it takes several."""
+        if plan.decide is None and plan.direct:
+            decide, plan.argument = self.storage.store.decider(plan.asks) or (None, None)
+            plan.direct = decide is not None
+            plan.decide = decide  # last, because another thread may execute the plan as soon as it is set
+        return plan.decide
 
-    def _concluded(self, plan: Plan, reply: Taken, started: float) -> Verdict:
+    def _concluded(self, plan: Plan, reply: ReplyFields, started: float) -> Verdict:
         """The verdict on a plan that was executed in one step. It is counted.
 
         If all counters of a plain plan admit at once, this does what `Verdict` and `_counted` do in less time. It sets

@@ -12,7 +12,7 @@ from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
 from ratelimit_mw.decision.verdict import ServiceVerdict, Verdict
-from ratelimit_mw.identity.http_request import Told
+from ratelimit_mw.identity.http_request import RequestHead
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND, Ask, Charge
@@ -20,7 +20,7 @@ from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
-from ratelimit_mw.stores.base import Taken
+from ratelimit_mw.stores.base import ReplyFields
 from ratelimit_mw.tally import Passes
 
 _MAX_COST = 10**15
@@ -42,9 +42,9 @@ class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
     If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. When the plan is first
-    executed, the engine sets `passes`, which counts the requests that all rules allow, and `take` with `place`.
+    executed, the engine sets `passes`, which counts the requests that all rules allow, and `decide` with `argument`.
 
-    The plans of many clients are in no cache of the processor, so what most requests read is in the plan itself.
+    With many clients, their plans are not in the cache of the processor. What most requests read is in the plan itself.
 
     Args:
         charges: The counters.
@@ -53,14 +53,14 @@ class Plan:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("asks", "charges", "direct", "passes", "place", "plain", "shadows", "take")
+    __slots__ = ("argument", "asks", "charges", "decide", "direct", "passes", "plain", "shadows")
 
     def __init__(self, charges: Sequence[Charge], direct: bool = False, plain: bool = True) -> None:
         self.charges = charges
         self.passes: Passes | None = None
-        self.take: Callable[[Any], Taken] | None = None
-        """Decides and charges in one step, for callers that block. Its argument is `place`."""
-        self.place: Any = None
+        self.decide: Callable[[Any], ReplyFields] | None = None
+        """Decides and charges in one step, for callers that block. It gets `argument`."""
+        self.argument: Any = None
         self.asks: Sequence[Ask]
         if charges is BLOCKED:
             self.asks = ()
@@ -144,23 +144,23 @@ class Planner:
             return self._planned(rules, request, cost, name)
         return known.get(key) or self._kept(known, key, rules, request)
 
-    def plan_told(self, rules: Rules, context: Any, told: Told) -> Plan:
+    def plan_of_head(self, rules: Rules, context: Any, head: RequestHead) -> Plan:
         """The plan of a request by rules that are `bare`. The request is made only if its plan is not known.
 
         Args:
             rules: the rules.
             context: the scope or the environ.
-            told: what is told of the request.
+            head: the head of the request.
         """
         known = rules.plans
         if known is None or self.switch.thrown:
-            return self.plan(rules, told[0](context, told))
+            return self.plan(rules, head[0](context, head))
         find = known.get
-        # An address alone reads fewer objects that are in no cache of the processor.
-        key: Hashable = told if known.by_path else told[4] if told[1] == "GET" else (told[1], told[4])
+        # To hash an address alone reads fewer objects, which are rarely in the cache of the processor.
+        key: Hashable = head if known.by_path else head[4] if head[1] == "GET" else (head[1], head[4])
         plan: Plan | None = find(key)
         if plan is None:
-            plan = self._kept(known, key, rules, told[0](context, told))
+            plan = self._kept(known, key, rules, head[0](context, head))
         return plan
 
     def _kept(

@@ -315,9 +315,9 @@ class ServiceVerdict(Verdict):
 
     def __init__(self, asked: Sequence[Charge], reply: ServiceReply) -> None:
         if len(asked) == 1 and asked[0].ask.shadow is False:
-            ((rule, ask),), (told,) = asked, reply.decisions
-            self._decision = told
-            allowed, name, limit, remaining, reset_after, _, delay, reset_at, over, _, _, _, period = told
+            ((rule, ask),), (decision,) = asked, reply.decisions
+            self._decision = decision
+            allowed, name, limit, remaining, reset_after, _, delay, reset_at, over, _, _, _, period = decision
             if allowed and name is not None and not (delay or over or reply.rules):  # the usual case
                 self.charges = _charges_of(name, rule.domain, _USUAL, limit or 0, period, None)
                 reset = round(reset_after * SECOND)
@@ -329,16 +329,16 @@ class ServiceVerdict(Verdict):
         outcomes: list[Outcome] = []
         denied: Any = None
         now = wait = 0
-        for (rule, ask), told in zip(asked, reply.decisions, strict=True):
-            if told.rule is not None:
-                ((known, made),) = _charges(told, rule, reply)
-                key = "" if told.allowed else client_of(ask.key)
+        for (rule, ask), decision in zip(asked, reply.decisions, strict=True):
+            if decision.rule is not None:
+                ((known, made),) = _charges(decision, rule, reply)
+                key = "" if decision.allowed else client_of(ask.key)
                 charges.append(Charge(known, made._replace(key=key, shadow=ask.shadow)))
-                outcomes.append(_outcome(told))
-                now = round(told.reset_at * SECOND) - outcomes[-1].reset_after
-            elif not (told.allowed or ask.shadow):
-                denied = told.reason or "limited"
-                wait = 0 if math.isinf(told.retry_after) else round(told.retry_after * SECOND)
+                outcomes.append(_outcome(decision))
+                now = round(decision.reset_at * SECOND) - outcomes[-1].reset_after
+            elif not (decision.allowed or ask.shadow):
+                denied = decision.reason or "limited"
+                wait = 0 if math.isinf(decision.retry_after) else round(decision.retry_after * SECOND)
         if denied is not None:  # without a rule, by which no header could be made
             charges, outcomes = [], []
         super().__init__(charges, Reply(now, outcomes), denied=denied, wait=wait)
@@ -346,11 +346,11 @@ class ServiceVerdict(Verdict):
         self.simple = self.simple and not self.over
 
 
-def _charges(told: Decision, asked: Rule, reply: ServiceReply) -> tuple[Charge]:
-    """The charge of the rule that a service has told, without a key."""
-    facts = reply.rules.get(told.rule or "")
+def _charges(decision: Decision, asked: Rule, reply: ServiceReply) -> tuple[Charge]:
+    """The charge of the rule that a decision of a service names, without a key."""
+    facts = reply.rules.get(decision.rule or "")
     said = (facts.get("status"), facts.get("message"), bool(facts.get("hidden"))) if facts else _USUAL
-    return _charges_of(told.rule or "", asked.domain, said, told.limit or 0, told.period, told.over)
+    return _charges_of(decision.rule or "", asked.domain, said, decision.limit or 0, decision.period, decision.over)
 
 
 _USUAL: "_Said" = (None, None, False)
@@ -370,12 +370,12 @@ def _charges_of(name: str, domain: str, said: _Said, limit: int, *terms: Any) ->
     return (Charge(rule, Ask("", quota)),)
 
 
-def _outcome(told: Decision) -> Outcome:
+def _outcome(decision: Decision) -> Outcome:
     """The outcome of the counter that binds."""
-    _, _, _, remaining, reset_after, retry_after, delay, *_ = told
+    _, _, _, remaining, reset_after, retry_after, delay, *_ = decision
     after = 0 if not retry_after else NEVER if retry_after == math.inf else round(retry_after * SECOND)
-    kind = Banned if told.reason == "banned" else Outcome
-    made = told.allowed, remaining or 0, round(reset_after * SECOND), after, round(delay * SECOND)
+    kind = Banned if decision.reason == "banned" else Outcome
+    made = decision.allowed, remaining or 0, round(reset_after * SECOND), after, round(delay * SECOND)
     return tuple.__new__(kind, made)
 
 

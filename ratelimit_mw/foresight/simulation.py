@@ -29,7 +29,7 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
-from ratelimit_mw.stores.base import LRU, Taken
+from ratelimit_mw.stores.base import LRU, ReplyFields
 
 _MOST_PLANS = 1 << 16
 """The most plans that are kept. With five rules, they take about 100 MB."""
@@ -149,16 +149,16 @@ class Simulation:
                     self._end_until(at)
         return verdict
 
-    def taken(self, at: int, plan: Plan) -> Taken | None:
+    def taken(self, at: int, plan: Plan) -> ReplyFields | None:
         """Decide on a request at its time, and return the reply of its counters alone, in a third of the time.
 
         None if it takes more than one step, or responses are settled: nothing is decided then.
         """
-        take = plan.take or self._engine.taker(plan)
-        if take is None or self._settling:
+        decide = plan.decide or self._engine.decider(plan)
+        if decide is None or self._settling:
             return None
         self._clock.at = at
-        return take(plan.place)
+        return decide(plan.argument)
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""

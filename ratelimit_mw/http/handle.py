@@ -11,7 +11,7 @@ from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.http.setup import require_routes_of
-from ratelimit_mw.identity.http_request import Told, detached_environ
+from ratelimit_mw.identity.http_request import RequestHead, detached_environ
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
@@ -56,10 +56,10 @@ class RequestHandle:
         "_answers",
         "_by_name",
         "_context",
+        "_head",
         "_limiter",
         "_made",
         "_respond",
-        "_told",
         "_verdict",
         "reported",
         "unsettled",
@@ -87,15 +87,15 @@ class RequestHandle:
         request: Request | None,
         answers: Answers[Any],
         context: Any = None,
-        told: Told | None = None,
+        head: RequestHead | None = None,
         respond: Callable[..., Any] | None = None,
     ) -> None:
         self._verdict = verdict
         self._limiter = limiter
-        self._made = request  # None: it is made of `context` and `told` when it is read
+        self._made = request  # None: it is made of `context` and `head` when it is read
         self._answers = answers
         self._context = context
-        self._told = told
+        self._head = head
         self._respond: Any = respond  # sends the response to the server
         self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
@@ -108,8 +108,8 @@ class RequestHandle:
         """The request, as rules read it."""
         request = self._made
         if request is None:
-            told: Any = self._told
-            request = self._made = told[0](self._context, told)
+            head: Any = self._head
+            request = self._made = head[0](self._context, head)
         return request
 
     @property

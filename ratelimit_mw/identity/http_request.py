@@ -21,9 +21,9 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuv
 
 _NAME = itemgetter(0)
 
-Told = tuple[Callable[..., Request], str, str, str, str | None]
-"""What most plans depend on: what makes the request, and as the server gives them its method, its path, the prefix of
-the path, and its peer.
+RequestHead = tuple[Callable[..., Request], str, str, str, str | None]
+"""The head of a request, on which most plans depend: what makes the request, and its method, its path, the prefix of
+the path, and its peer, as the server gives them.
 
 Apps may change the path and the prefix in the scope or the environ, so both are kept for a request that is made later.
 """
@@ -32,17 +32,19 @@ Apps may change the path and the prefix in the scope or the environ, so both are
 class AsgiRequest(Request):
     """A request made from an ASGI scope of type http or websocket.
 
-    `told` is what `asgi_told` has returned for the scope. See `Request`.
+    `head` is what `asgi_head` has returned for the scope. See `Request`.
     """
 
     __slots__ = ("_names",)
 
-    def __init__(self, scope: MutableMapping[str, Any], told: Told | None = None, *, routing: Routing = PLAIN) -> None:
+    def __init__(
+        self, scope: MutableMapping[str, Any], head: RequestHead | None = None, *, routing: Routing = PLAIN
+    ) -> None:
         self.context = scope
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
         self._names = 0, b""
-        _, method, path, root, self.peer = told or asgi_told(scope)
+        _, method, path, root, self.peer = head or asgi_head(scope)
         self.method = method.upper()
         self.path = path or "/"
         self.forms: Forms | None = None
@@ -104,8 +106,8 @@ def _line(name: str) -> bytes:
     return b"\n%b\n" % name.encode("latin-1", "replace")
 
 
-def asgi_told(scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest) -> Told:
-    """Return what is told of a request before `make` makes it."""
+def asgi_head(scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest) -> RequestHead:
+    """Return the head of a request, which `make` makes later."""
     client = scope.get("client")
     return (
         make,
@@ -143,7 +145,7 @@ def _without_invalid_bytes(path: str) -> str:
 class WsgiRequest(Request):
     """A request made from a WSGI environ.
 
-    `told` is what `wsgi_told` has returned for the environ. See `Request`.
+    `head` is what `wsgi_head` has returned for the environ. See `Request`.
 
     The environ has the same key for the headers `X-Forwarded-For` and `X_Forwarded_For`. If the server or a proxy
     passes header names with underscores on, a client can forge the headers that the proxy sets. gunicorn, nginx and
@@ -152,11 +154,11 @@ class WsgiRequest(Request):
 
     __slots__ = ()
 
-    def __init__(self, environ: dict[str, Any], told: Told | None = None) -> None:
+    def __init__(self, environ: dict[str, Any], head: RequestHead | None = None) -> None:
         self.context = environ
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
-        _, method, path, _, self.peer = told or wsgi_told(environ)
+        _, method, path, _, self.peer = head or wsgi_head(environ)
         self.method = method.upper()
         path = path or "/"
         self.forms: Forms | None = None
@@ -202,8 +204,8 @@ def drops_underscores(environ: Mapping[str, Any]) -> bool:
     return name.startswith(_DROPPING) or type(environ.get("wsgi.input")).__module__.startswith("django.core.")
 
 
-def wsgi_told(environ: dict[str, Any], make: Callable[..., WsgiRequest] = WsgiRequest) -> Told:
-    """Return what is told of a request before `make` makes it."""
+def wsgi_head(environ: dict[str, Any], make: Callable[..., WsgiRequest] = WsgiRequest) -> RequestHead:
+    """Return the head of a request, which `make` makes later."""
     return (
         make,
         environ.get("REQUEST_METHOD", "GET"),

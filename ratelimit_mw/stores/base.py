@@ -53,10 +53,10 @@ It is a plain pair because one is made for each request.
 """
 
 
-Taken = tuple[int, Sequence[Row], int | None]
+ReplyFields = tuple[int, Sequence[Row], int | None]
 """The fields of a `Reply`. The outcomes may be plain tuples of their fields."""
 
-Taker = tuple[Callable[[Any], Taken], Any]
+Decider = tuple[Callable[[Any], ReplyFields], Any]
 """A function that decides on one request, and its argument."""
 
 
@@ -116,7 +116,7 @@ class Store(ABC):
         """As `reply_to` for these asks and `DECIDE`. `denied` is told of a denial before the caller gets the reply."""
         return tell_denials(self.reply_to((asks, DECIDE)), asks, denied)
 
-    def taker(self, asks: Sequence[Ask]) -> Taker | None:
+    def decider(self, asks: Sequence[Ask]) -> Decider | None:
         """What does what `ask` does for these asks and `DECIDE`. None: the store takes several steps.
 
         The function is called for each request with the same plan.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, LRU, Call, Store, StoreRequest, Taker, Wrapper, forget_request
+from ratelimit_mw.stores.base import DECIDE, LRU, Call, Decider, Store, StoreRequest, Wrapper, forget_request
 
 _MAX_CACHED = 4096  # clients whose asks with penalties are cached
 
@@ -49,9 +49,9 @@ class Bans(Wrapper):
         asked = self._with_penalties(asks)
         return ((asked, intent), asks) if len(asked) > len(asks) else (request, None)
 
-    def taker(self, asks: Sequence[Ask]) -> Taker | None:
+    def decider(self, asks: Sequence[Ask]) -> Decider | None:
         """See `Store`."""
-        return self.beneath.taker(asks) if _with_penalties(asks) is asks else super().taker(asks)
+        return self.beneath.decider(asks) if _with_penalties(asks) is asks else super().decider(asks)
 
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  all asks are in `asked`
         """Remove the outcomes of the penalties, and deny the counters whose penalty denies."""

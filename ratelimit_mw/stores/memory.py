@@ -13,7 +13,7 @@ from ratelimit_mw.logs import logger
 from ratelimit_mw.model import Ask, Quota, Reply
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import Store, StoreRequest, Taken, Taker
+from ratelimit_mw.stores.base import Decider, ReplyFields, Store, StoreRequest
 from ratelimit_mw.stores.counters import (
     MAX_SAMPLE,
     SAMPLE,
@@ -62,7 +62,7 @@ class _Compiled(NamedTuple):
     admit: Admit
     step: Step
     uncharged: Step
-    take: Callable[[_Place], Taken]
+    take: Callable[[_Place], ReplyFields]
 
 
 class _Several:
@@ -128,10 +128,10 @@ class MemoryStore(Counters, Store):
         """See `Store`. It returns at once, because there is no I/O."""
         return self.ask(request)
 
-    def taker(self, asks: Sequence[Ask]) -> Taker | None:
+    def decider(self, asks: Sequence[Ask]) -> Decider | None:
         """See `Store`."""
         if self._overridden:
-            return super().taker(asks)
+            return super().decider(asks)
         segments, count = self._segments, self._count
         if len(asks) == 1:
             ask = asks[0]
@@ -157,10 +157,10 @@ class MemoryStore(Counters, Store):
             self._known[key] = known
         return known
 
-    def _taking(self, admit: Admit, step: Step) -> Callable[[_Place], Taken]:
+    def _taking(self, admit: Admit, step: Step) -> Callable[[_Place], ReplyFields]:
         clock = self._now
 
-        def take(place: _Place) -> Taken:
+        def take(place: _Place) -> ReplyFields:
             key, segment = place
             with self._lock:
                 now = clock()
@@ -176,7 +176,7 @@ class MemoryStore(Counters, Store):
 
         return take
 
-    def _take_all(self, asked: _Several) -> Taken:
+    def _take_all(self, asked: _Several) -> ReplyFields:
         """Decide on all counters first, and charge them if none of those that are enforced denies."""
         places = asked.places
         with self._lock:

@@ -30,13 +30,13 @@ class Taking(Keeping):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.takers = {}
+        self.deciders = {}
 
     def decide(self, asks, *, commit=True):
         if not commit or any(ALGORITHMS[ask.quota.algorithm].count_denial for ask in asks):
             return super().decide(asks, commit=commit)
-        take, asked = self.takers.setdefault(tuple(asks), None) or self.taker(asks)
-        self.takers[tuple(asks)] = take, asked
+        take, asked = self.deciders.setdefault(tuple(asks), None) or self.decider(asks)
+        self.deciders[tuple(asks)] = take, asked
         now, rows, only = take(asked)
         return Reply(now, [Outcome(*row) for row in rows], only)
 

@@ -26,7 +26,7 @@ def rules(limit="2 per minute", **sections):
 class InSteps(MemoryStore):
     """Counters in memory that no plan takes in one step."""
 
-    def taker(self, asks):
+    def decider(self, asks):
         return None
 
 
