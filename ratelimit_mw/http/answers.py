@@ -228,22 +228,18 @@ class RateFields(Generic[_Text]):
         return line
 
 
-class _Problem(NamedTuple):
-    """A problem type (RFC 9457) and its title. Without a title, that of the status is used."""
-
-    type: str
-    title: str | None = None
+_Problem = tuple[str, str | None]
+"""A problem type (RFC 9457) and its title. Without a title, that of the status is used."""
 
 
 _TYPES = "https://iana.org/assignments/http-problem-types"
-_NO_TYPE = _Problem("about:blank")
-_QUOTA = _Problem(f"{_TYPES}#quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded")
-_CAPACITY = _Problem(
-    f"{_TYPES}#temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints"
+_NO_TYPE = "about:blank", None
+_QUOTA = f"{_TYPES}#quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded"
+_CAPACITY = (
+    f"{_TYPES}#temporary-reduced-capacity",
+    "Request cannot be satisfied due to temporary server capacity constraints",
 )
-_ABNORMAL = _Problem(
-    f"{_TYPES}#abnormal-usage-detected", "Request not satisfied due to detection of abnormal request pattern"
-)
+_ABNORMAL = (f"{_TYPES}#abnormal-usage-detected", "Request not satisfied due to detection of abnormal request pattern")
 
 
 class _Answer(NamedTuple):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
@@ -109,10 +109,9 @@ def key_of(domain: str) -> str:
     return f"{key_of_domain(domain)}:overrides"
 
 
-def read_all(records: Records, domain: str) -> tuple[int, tuple[Override, ...]]:
-    """Return the overrides of a domain, and their version. Unreadable records are skipped. Raises StoreUnavailable."""
-    version, texts = records.read(key_of(domain))
-    return version, overrides_in(texts, domain)
+def read_all(records: Records, domain: str) -> tuple[Override, ...]:
+    """Return the overrides of a domain. Unreadable records are skipped. Raises StoreUnavailable."""
+    return overrides_in(records.read(key_of(domain))[1], domain)
 
 
 def overrides_in(texts: Mapping[str, str], domain: str) -> tuple[Override, ...]:
@@ -134,12 +133,6 @@ def _record(kind: type[Record], text: str, **known: str) -> Record | None:
         return record if record.until is None else record._replace(until=float(record.until))
     except (TypeError, ValueError):
         return None
-
-
-def most_permissive(settings: Iterable[Setting], now: float) -> Setting:
-    """Return the most permissive of the settings that have not ended. It applies to a process with several domains."""
-    current = [setting for setting in settings if setting.lasts(now)]
-    return max(current, key=lambda setting: SWITCH_WORDS.index(setting.word), default=Setting())
 
 
 class Controls:
@@ -168,9 +161,11 @@ class Controls:
                 self._overrides[part.domain] = version, overrides  # last, so that an interrupted fetch is repeated
 
     def setting(self, rules: Rules) -> Setting:
-        """Return the setting of the switch."""
-        kept = [self._settings[part.domain] for part in rules.parts if part.domain in self._settings]
-        return most_permissive(kept, self._clock.now() / SECOND)
+        """Return the setting of the switch: of several domains the most permissive one that has not ended."""
+        now = self._clock.now() / SECOND
+        kept = [self._settings.get(part.domain, Setting()) for part in rules.parts]
+        current = [setting for setting in kept if setting.lasts(now)]
+        return max(current, key=lambda setting: SWITCH_WORDS.index(setting.word), default=Setting())
 
     def count(self, rules: Rules) -> int:
         """Return the number of overrides."""
@@ -251,7 +246,7 @@ class OverrideList:
         override = Override(part.domain, identity, kind, rule or "", limit, until, comment, author, time.time())
         override.compiled(part)
         records = self._retriever.controls.records
-        ended = [old.name for old in read_all(records, part.domain)[1] if old.until is not None and old.until <= now]
+        ended = [old.name for old in read_all(records, part.domain) if old.until is not None and old.until <= now]
         records.write(key_of(part.domain), {override.name: override.text()}, [n for n in ended if n != override.name])
         self._retriever.look_for_overrides()
         return override
@@ -268,7 +263,7 @@ class OverrideList:
         """
         parts = self._retriever.rules.parts if domain is None else (self._part(domain),)
         now = self._clock.now() / SECOND
-        found = [override for part in parts for override in read_all(self._retriever.controls.records, part.domain)[1]]
+        found = [override for part in parts for override in read_all(self._retriever.controls.records, part.domain)]
         return tuple(override for override in found if override.until is None or now < override.until)
 
     def remove(self, client: Mapping[str, str], *, rule: str | None = None, domain: str | None = None) -> bool:

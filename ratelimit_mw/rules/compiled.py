@@ -345,11 +345,6 @@ def names_network(client: Mapping[str, str]) -> bool:
     return any("/" in value for name, value in client.items() if canonical_name(name) == "ip")
 
 
-def _is_network(identity: str) -> bool:
-    """Return True if an identity stands for a whole network. Every IPv6 client does."""
-    return identity.startswith("ip=") and "/" in identity and "+" not in identity
-
-
 def _address(value: str, attributes: Attributes) -> str:
     """Return the identity of an address or a network. Raises ValueError if the value is neither."""
     if "/" in value:
@@ -411,7 +406,7 @@ class _Clients:
         self._groups: dict[str, tuple[Identifier, dict[str, CompiledOverride]]] = {}
         for override in overrides:
             identity = override.identity
-            if _is_network(identity):
+            if identity.startswith("ip=") and "/" in identity and "+" not in identity:  # as every IPv6 client
                 self._networks.add([identity.removeprefix("ip=")], override)
                 continue
             by = "+".join(unquote(part.partition("=")[0]) for part in identity.split("+"))
