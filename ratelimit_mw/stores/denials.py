@@ -163,8 +163,11 @@ class _KnownDenial(NamedTuple):
 
     def holds(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether the denial is certain for this ask at `now`. A request of another cost has another wait."""
-        same = self.counted or self.penalised or (cost == self.cost and quota == self.quota)
-        return bool(same) and self.since <= now < self.until
+        if self.counted or self.penalised:  # until a reload changes the penalty
+            same = quota.penalty == self.quota.penalty
+        else:
+            same = cost == self.cost and quota == self.quota
+        return same and self.since <= now < self.until
 
     def applied(self, quota: Quota, cost: int) -> tuple[int, int]:
         """When this ask opens, and when its counter is reset.

@@ -284,6 +284,17 @@ def test_a_reset_by_another_process_shows_within_five_seconds(cached, counted, c
     assert said(cached, ask(100)) == [FREE]
 
 
+def test_a_ban_that_a_reload_removes_or_changes_is_not_remembered(cached, counted):
+    for _ in range(3):
+        cached.decide([ask(0)])
+    assert said(cached, ask(100))[0][0] is True
+    asked = counted.asked
+    assert said(cached, ask(100, ban=None)) == [FREE]
+    longer = replace(BAN, prefix="d:r:ban:{", quota=replace(BAN.quota, limit=9))
+    cached.decide([ask(100, ban=longer)])
+    assert counted.asked == asked + 2
+
+
 def test_another_rules_denial_is_no_reason_not_to_count_this_ones(cached, counted):
     """Of a request that both deny, the other's denial is remembered; but this one's has to be counted."""
     other = Ask("d:other:fw60:{x}", Quota("fixed_window", 0, MINUTE))
