@@ -281,6 +281,25 @@ def test_a_coupled_curve_equals_the_engine_whatever_the_other_rules_are(tmp_path
         assert (curve.denied[place], curve.clients[place]) == (found.denied, found.clients), number
 
 
+BY_PATH = {"name": "other", "by": "path", "match": {"path": "/a"}, "limit": "2 per 3s"}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param([LIMITED, BY_PATH], id="beside a counter that other clients ask"),
+        pytest.param([LIMITED | {"by": ["path", "ip"]}, BY_PATH], id="with a counter that other clients ask"),
+        pytest.param([LIMITED | {"by": ["path", "ip"], "shadow": True}, BY_PATH], id="by a shadow"),
+    ],
+)
+def test_denials_that_last_are_not_taken_for_longer_than_they_do(tmp_path, rules):
+    path = tmp_path / "access.log"
+    path.write_text(lines((n * n * 7 % 9000, 1 + n % 2, "/a" if n % 5 < 3 else "/b", 200, 0) for n in range(130)))
+    for algorithm in ("sliding_log", "token_bucket"):
+        changed = [rule | {"algorithm": algorithm} for rule in rules]
+        assert assert_equals_replays(path, changed, "limited", method="replayed").denied[0] > 0
+
+
 def test_a_limit_by_tier_is_replayed_for_the_clients_without_a_tier(log):
     rule = LIMITED | {"limit": {"default": "3 per second", "gold": "6 per second"}}
     sections = {"client": {"tier": "query:tier"}}

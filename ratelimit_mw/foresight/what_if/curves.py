@@ -322,7 +322,7 @@ class _RepeatedDenial:
     Args:
         charges: What the plan asks.
         own: The places of the rule in them.
-        alone: Whether no other plan asks its counters. Otherwise, only the denial of a single counter is sure to last.
+        alone: Whether no other plan asks its counters. Otherwise, only a denial by the rule itself is sure to last.
         never: Whether a denied request may be charged.
 
     Attributes:
@@ -345,5 +345,5 @@ class _RepeatedDenial:
             self.denying = any(not outcomes[place][0] for place in self._own)
             if self._alone:
                 self.until = at + min(waits)
-            elif self.denying and len(self._own) == 1:
+            elif self.denying:
                 self.until = at + outcomes[self._own[0]][3]
