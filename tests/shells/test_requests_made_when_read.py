@@ -74,6 +74,23 @@ def test_a_middleware_inside_that_changes_the_address_changes_no_counter():
     assert served(forward, "by ip") == served_wsgi(forward_wsgi, "by ip") == [True, False, False]
 
 
+def test_what_the_app_added_to_the_environ_is_read_after_the_response_has_started():
+    user = {**BY_IP, "name": "by user", "by": "user"}
+    allowed = []
+
+    def app(environ, start_response):
+        environ["app.user"] = next(users)
+        start_response("200 OK", [])
+        allowed.append(environ["ratelimit.decision"].check("by user").allowed)
+        return [b""]
+
+    users = iter(("ann", "bob", "ann"))
+    with limiter(rules=[ONE, user], client={"user": "environ:app.user"}) as engine:
+        for _ in range(3):
+            list(Wsgi(app, limiter=engine)({"REMOTE_ADDR": IP}, lambda *_: None))
+    assert allowed == [True, True, False]
+
+
 def test_two_apps_with_one_limiter_read_their_own_paths():
     found = []
 
