@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from ratelimit_mw.foresight.replay import Options, replay
-from ratelimit_mw.foresight.report.html import page
+from ratelimit_mw.foresight.report import page
 
 FOLDER = Path(__file__).parent
 REPORT = FOLDER / "sample-report.html"
