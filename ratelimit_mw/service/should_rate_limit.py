@@ -68,7 +68,12 @@ class ShouldRateLimit:
                 self._service.warn("unknown domain", "a request passed without a limit: no rules have its domain")
                 return passed(len(request.lists))
             asked = self._planned(found, request)
-            if plans is not None and len(data) <= _LONGEST_KEPT and plans.seen(data):
+            if (
+                plans is not None
+                and len(data) <= _LONGEST_KEPT
+                and plans.seen(data)
+                and not engine.planner.switch.thrown  # it may have been turned during the call
+            ):
                 plans.put(data, asked)
         if asked.refunds:
             if not refunds:

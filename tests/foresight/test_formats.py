@@ -116,6 +116,13 @@ def test_a_compressed_log_is_read_whatever_its_name(opener, tmp_path):
     assert len(entries(path)[0]) == 8
 
 
+def test_a_log_of_several_frames_is_read_as_pzstd_writes_it(tmp_path):
+    path = tmp_path / "access.log.zst"
+    skipped = b"\x50\x2a\x4d\x18\4\0\0\0size"
+    path.write_bytes(2 * (skipped + zstd.compress((LOGS / "combined.log").read_bytes())))
+    assert len(entries(path)[0]) == 16
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
 @pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:20] + b"junk" * 9 + data[56:]])
 def test_a_damaged_log_is_an_error(compress, damage, tmp_path):

@@ -40,8 +40,8 @@ _DECOMPRESSORS: Sequence[tuple[bytes, Any]] = (
 )
 """How files begin that are compressed, and what opens them. The names of files say less: rotated logs have any."""
 
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
-"""How files begin that are compressed by Zstandard. Python has it from 3.14 on."""
+_ZSTANDARD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
+"""How files begin that are compressed by Zstandard, or by pzstd. Python has it from 3.14 on."""
 
 _READERS = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
 """The commands that read compressed files."""
@@ -184,7 +184,7 @@ class Log:
             start = self._raw.read(8)
             self._raw.seek(0)
         opener = next((opener for magic, opener in _DECOMPRESSORS if start.startswith(magic)), None)
-        if start.startswith(_ZSTANDARD):
+        if _ZSTANDARD.match(start):
             opener = self._zstandard()
         if opener is None:
             return self._raw
