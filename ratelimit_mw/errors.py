@@ -31,7 +31,6 @@ has its module behind it:
     │   └── TooLong                 as above, because a text or the message is too long (service.messages)
     ├── Unanswerable                a request to /auth cannot be decided (service.auth)
     ├── NotPermitted                the caller of the service may not give hits back (service.should_rate_limit)
-    ├── Unanswered                  the service does not answer (cli.ask)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     └── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
 

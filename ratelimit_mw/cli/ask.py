@@ -7,10 +7,9 @@ an answer with a table or JSON imports what the other commands share.
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,85 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ratelimit_mw.cli import Exit
 from ratelimit_mw.service.messages import METHOD, UNIT_NAMES, UNLIMITED
 from ratelimit_mw.service.ratelimit_pb2 import RateLimitDescriptor, RateLimitRequest, RateLimitResponse
-from ratelimit_mw.service.settings import Address, read_address
-
-T = TypeVar("T")
-
-
-class Unanswered(Exception):
-    """The service does not answer, or refuses the request. The text says why."""
-
-
-class Client:
-    """A connection to the gRPC port of a service.
-
-    Args:
-        address: Where the service is.
-        timeout: The seconds to wait for an answer.
-        token: The token that the service requires, or None.
-        server_ca: The authorities of the service's certificate, PEM. None: no TLS.
-        certificate: The certificate of this client, PEM, or None.
-        key: Its key, PEM, or None.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        timeout: float,
-        *,
-        token: str | None = None,
-        server_ca: bytes | None = None,
-        certificate: bytes | None = None,
-        key: bytes | None = None,
-    ) -> None:
-        options = [("grpc.enable_http_proxy", 0)]
-        if server_ca is None:
-            self._channel = grpc.insecure_channel(str(address), options)
-        else:
-            credentials = grpc.ssl_channel_credentials(server_ca, key, certificate)
-            self._channel = grpc.secure_channel(str(address), credentials, options)
-        self._timeout = timeout
-        self._metadata = [] if token is None else [("authorization", f"Bearer {token}")]
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def ask(self, domain: str, descriptors: Sequence[str], hits: int | None) -> RateLimitResponse:
-        """Send a request, which charges what it asks, and return the response.
-
-        Args:
-            domain: The domain.
-            descriptors: The descriptors, such as `path=/login,remote_address=203.0.113.7`.
-            hits: The hits of each of them, as Envoy sends them. Below 0, they are given back. None: it sends none.
-
-        Raises:
-            ValueError: A descriptor cannot be read.
-            Unanswered: There is no answer.
-        """
-        request = RateLimitRequest(domain=domain, descriptors=[_descriptor(each) for each in descriptors])
-        if hits is not None:
-            for each in request.descriptors:
-                each.hits_addend.value = abs(hits)
-                each.is_negative_hits = hits < 0
-        method: Any = self._channel.unary_unary(METHOD)
-        data = _answer(lambda: method(request.SerializeToString(), timeout=self._timeout, metadata=self._metadata))
-        return RateLimitResponse.FromString(data)
-
-    def serving(self, name: str = "ratelimit") -> bool:
-        """Return True if the service takes requests, as its health check says. Raises Unanswered."""
-        request = health_pb2.HealthCheckRequest(service=name)
-        stub: Any = health_pb2_grpc.HealthStub(self._channel)
-        response = _answer(lambda: stub.Check(request, timeout=self._timeout))
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-def _answer(ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except grpc.RpcError as error:
-        found: Any = error  # an error of a call has the code and the details of its status
-        raise Unanswered(f"{found.code().name}: {found.details()}") from None
+from ratelimit_mw.service.settings import read_address
 
 
 def _descriptor(text: str) -> RateLimitDescriptor:
@@ -120,12 +41,13 @@ def ask(words: Sequence[str]) -> Exit:
     """
     given = _words().parse_intermixed_args(words)
     try:
-        with closing(_client(given)) as client:
-            return Exit.OK if _asked(client, given) else Exit.PROBLEMS
+        with _channel(given) as channel:
+            return Exit.OK if _asked(channel, given) else Exit.PROBLEMS
     except ValueError as error:
         code, message = Exit.USAGE, str(error)
-    except Unanswered as error:
-        code, message = Exit.STORE_AWAY, f"{given.grpc}: {error}"
+    except grpc.RpcError as error:
+        found: Any = error  # an error of a call has the code and the details of its status
+        code, message = Exit.STORE_AWAY, f"{given.grpc}: {found.code().name}: {found.details()}"
     sys.stderr.write(f"ratelimit-mw: {message}\n")
     return code
 
@@ -171,7 +93,7 @@ def _file(path: str) -> bytes:
         raise ArgumentTypeError(f"{path!r} can't be read: {error.strerror}") from None
 
 
-def _client(given: Namespace) -> Client:
+def _channel(given: Namespace) -> grpc.Channel:
     """Return the connection to the service. Raises ValueError for wrong usage."""
     if not given.health and (not given.descriptors or given.domain is None):
         raise ValueError("write a --domain and the descriptors to ask for, or --health")
@@ -182,17 +104,36 @@ def _client(given: Namespace) -> Client:
     address = read_address(given.grpc)
     if address is None:
         raise ValueError("--grpc: there is no service at 'off'")
-    pem = {"server_ca": given.server_ca, "certificate": given.cert, "key": given.key}
-    return Client(address, given.timeout, token=given.token, **pem)
+    options = [("grpc.enable_http_proxy", 0)]
+    if given.server_ca is None:
+        return grpc.insecure_channel(str(address), options)
+    credentials = grpc.ssl_channel_credentials(given.server_ca, given.key, given.cert)
+    return grpc.secure_channel(str(address), credentials, options)
 
 
-def _asked(client: Client, given: Namespace) -> bool:
-    """Ask, print the answer, and return whether it is a good one. Raises ValueError for wrong usage, and Unanswered."""
+def _asked(channel: grpc.Channel, given: Namespace) -> bool:
+    """Ask, print the answer, and return whether it is a good one.
+
+    Raises:
+        ValueError: A descriptor cannot be read.
+        grpc.RpcError: The service does not answer, or refuses the request.
+    """
     if given.health:
-        good = client.serving()
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        found = stub.Check(health_pb2.HealthCheckRequest(service="ratelimit"), timeout=given.timeout)
+        good = bool(found.status == health_pb2.HealthCheckResponse.SERVING)
         _say({"serving": good}) if given.json else sys.stdout.write("serving\n" if good else "not serving\n")
         return good
-    response = client.ask(given.domain, given.descriptors, given.hits)
+    request = RateLimitRequest(domain=given.domain, descriptors=[_descriptor(each) for each in given.descriptors])
+    if given.hits is not None:
+        for each in request.descriptors:
+            each.hits_addend.value = abs(given.hits)
+            each.is_negative_hits = given.hits < 0
+    metadata = [] if given.token is None else [("authorization", f"Bearer {given.token}")]
+    method: Any = channel.unary_unary(METHOD)
+    response = RateLimitResponse.FromString(
+        method(request.SerializeToString(), timeout=given.timeout, metadata=metadata)
+    )
     good = response.overall_code == RateLimitResponse.OK
     if given.json:
         from google.protobuf.json_format import MessageToDict  # imported late: a probe does not use it
