@@ -7,6 +7,7 @@ import sys
 from enum import IntEnum
 
 _EXTRAS = {
+    "httpx": "worker",
     "rich": "cli",
     "typer": "cli",
     **dict.fromkeys(("google", "grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn"), "serve"),

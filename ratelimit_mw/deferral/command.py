@@ -123,15 +123,8 @@ def worker(
 
     Several workers share the work. After SIGTERM, a worker finishes the requests in progress and stops.
     """
-    try:
-        from ratelimit_mw.deferral.worker import (
-            Target,  # needs httpx, which is an optional extra
-            Worker,
-        )
-    except ModuleNotFoundError as error:
-        if error.name != "httpx":
-            raise
-        fail("a worker needs httpx: pip install 'ratelimit_mw[worker]'", Exit.USAGE)
+    from ratelimit_mw.deferral.worker import Target, Worker  # imported late: it needs httpx
+
     if not to.startswith(("http://", "https://")):
         fail(f"{to!r} is not the URL of an app; write --to http://host:port", Exit.USAGE)
     log = logging.getLogger("ratelimit_mw")

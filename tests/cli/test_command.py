@@ -65,11 +65,15 @@ def test_every_command_has_help(run, name):
     assert f"{name} [OPTIONS]" in printed
 
 
-@pytest.mark.parametrize("library", ["typer", "rich"])
-def test_without_the_extra_it_says_what_to_install(library):
-    ran = command(code=f"import sys; sys.modules['{library}'] = None; from ratelimit_mw.cli import main; main()")
+@pytest.mark.parametrize(
+    ("library", "extra", "words"),
+    [("typer", "cli", []), ("rich", "cli", []), ("httpx", "worker", ["worker", "--to", "http://127.0.0.1:1"])],
+)
+def test_without_the_extra_it_says_what_to_install(library, extra, words):
+    start = f"import sys; sys.argv[1:] = {words}; sys.modules['{library}'] = None"
+    ran = command(code=f"{start}; from ratelimit_mw.cli import main; main()")
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == f"ratelimit-mw needs {library}: pip install 'ratelimit_mw[cli]'\n"
+    assert ran.stderr == f"ratelimit-mw needs {library}: pip install 'ratelimit_mw[{extra}]'\n"
 
 
 def test_another_missing_module_is_not_mistaken_for_it():
