@@ -87,7 +87,8 @@ def serve(who: str, url: str = "") -> None:
     found.listen(2048)
     say_ready("http", found.getsockname()[1])
     app = starlette_app(who, url or None)
-    config = uvicorn.Config(app, log_config=None, access_log=False, forwarded_allow_ips="*")
+    # Connections stay open while the other servers are asked.
+    config = uvicorn.Config(app, log_config=None, access_log=False, forwarded_allow_ips="*", timeout_keep_alive=600)
     asyncio.run(uvicorn.Server(config).serve([found]))
 
 
