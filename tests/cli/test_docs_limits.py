@@ -4,8 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from tests.cli.test_suggest import chance_log
 from tests.support.apps import ROOT
 
@@ -13,31 +11,27 @@ PAGE = (ROOT / "docs" / "find-the-right-limits.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture
-def walk(run):
-    """A function that does what the blocks of the page say, and yields what each command printed."""
+def steps(run):
+    """Do what the blocks of the page say, and yield what each command printed."""
+    for kind, text in BLOCKS:
+        if kind == "yaml":
+            Path(re.match(r"# (\S+)\n", text)[1]).write_text(text, "utf-8")
+        if kind == "console":
+            for command in re.split(r"^\$ ratelimit-mw ", text, flags=re.MULTILINE)[1:]:
+                words, _, shown = command.partition("\n")
+                words, _, file = words.partition(" > ")
+                code, out, err = run(*shlex.split(words))
+                if file:
+                    Path(file).write_text(out, "utf-8")
+                yield words, shown, code, out, err
+
+
+def test_the_commands_print_the_lines_propose_the_rules_and_find_the_limits_of_the_page(run):
+    """In one test, because the commands take seconds."""
     Path("ratelimits.yaml").unlink()
     chance_log(Path("access.log"))
-
-    def steps():
-        for kind, text in BLOCKS:
-            if kind == "yaml":
-                Path(re.match(r"# (\S+)\n", text)[1]).write_text(text, "utf-8")
-            if kind == "console":
-                for command in re.split(r"^\$ ratelimit-mw ", text, flags=re.MULTILINE)[1:]:
-                    words, _, shown = command.partition("\n")
-                    words, _, file = words.partition(" > ")
-                    code, out, err = run(*shlex.split(words))
-                    if file:
-                        Path(file).write_text(out, "utf-8")
-                    yield words, shown, code, out, err
-
-    return steps
-
-
-def test_each_command_prints_the_lines_of_the_page_in_their_order(walk):
     seen = []
-    for words, shown, code, out, err in walk():
+    for words, shown, code, out, err in steps(run):
         seen.append(words.split()[0])
         assert code == ("--fail-above" in words), err
         lines = iter(out.splitlines())
@@ -46,18 +40,14 @@ def test_each_command_prints_the_lines_of_the_page_in_their_order(walk):
         if code:
             assert err in [text for kind, text in BLOCKS if kind == "text"]
     assert seen == ["suggest", "check", "replay", "replay", "suggest", "replay"]
-    assert Path("report.html").read_text("utf-8").startswith("<!doctype html>")
-
-
-def test_the_rules_of_the_page_are_those_that_are_proposed(walk):
-    list(walk())
     proposed = next(text for kind, text in BLOCKS if kind == "text" and "- name: everything" in text)
     assert proposed in Path("ratelimits.yaml").read_text("utf-8")
-
-
-def test_any_limit_from_20_to_200_denies_the_crawler_and_no_customer(walk):
-    list(walk())
     report = Path("report.html").read_text("utf-8")
+    assert report.startswith("<!doctype html>")
+    only_the_crawler_is_denied_at_any_limit_from_20_to_200(report)
+
+
+def only_the_crawler_is_denied_at_any_limit_from_20_to_200(report):
     rows = re.findall(
         r"<td>(\d+) per minute</td>(.*?)</tr>", report.partition("<article")[2].partition("</article>")[0]
     )
