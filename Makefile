@@ -21,7 +21,7 @@ demo: $(VENV)/.$(if $(SERVICE),demo-service,demo) ## clients meet their limits o
 	$(BIN)/python $(if $(SERVICE),examples/demo_service.py,examples/demo.py $(if $(REDIS),--redis) $(if $(WORKERS),--workers $(WORKERS)))
 
 test: lint $(VENV)/.browser ## everything that has to hold: style, types, contracts, all tests, coverage
-	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=term $(ARGS)
 
 QUICK := algorithms identity rules stores shells/test_asgi.py shells/test_wsgi.py shells/test_answers.py \
   $(patsubst %,test_%.py,acquiring denials explain imports in_flight kill_switch limiter lists load meter planning \
@@ -33,7 +33,7 @@ quick: $(VENV)/.dev ## in at most 90 seconds: style, types but pyright's, contra
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -n 2 -q --quick $(addprefix tests/,$(QUICK)) $(SLOWEST:%=--ignore-glob='*/test_%.py') $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q --quick $(addprefix tests/,$(QUICK)) $(SLOWEST:%=--ignore-glob='*/test_%.py') $(ARGS)
 
 unit: $(VENV)/.dev $(VENV)/.browser ## the tests alone: make unit ARGS='-k login -x'
 	$(BIN)/python -m pytest $(ARGS)
