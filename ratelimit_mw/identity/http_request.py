@@ -221,7 +221,8 @@ def detached_environ(environ: dict[str, Any]) -> dict[str, Any]:
     The copy also lacks what the app has added and what refers to the environ, such as the request of Flask, which
     would keep it alive. Such a request takes itself out of the environ, but not out of a copy.
     """
-    copied, added = {**environ}, dict[str, Any]()
+    copied = {**environ}
+    added: dict[str, Any] = {}
     while copied and (item := copied.popitem())[0] != "ratelimit.decision":  # the server has added those before it
         if getattr(item[1], "environ", None) is not environ:
             added[item[0]] = item[1]
