@@ -152,6 +152,10 @@ class Streaming(StreamingConnection):
             raise
         self._transport = self._connection._writer.transport  # noqa: SLF001  its streams would wake a task each time
         self._transport.set_protocol(self)
+        if self._transport.is_closing() or self._connection._reader.at_eof():  # noqa: SLF001  only the streams were told
+            reason = StoreUnavailable("the server closed the connection")
+            self.close(reason)
+            raise reason
         if self._introduction:
             await self._introduce(self._introduction, _check_handshake)
 
