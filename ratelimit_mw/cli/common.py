@@ -115,7 +115,7 @@ def say_json(value: object) -> None:
 
 def json_text(value: object) -> str:
     """Return `value` as JSON, in ASCII: a terminal obeys none of it."""
-    return json.dumps(as_json(value), indent=2)
+    return json.dumps(as_json(value), indent=2).replace("\x7f", "\\u007f")  # DEL is ASCII, and no character to print
 
 
 def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
