@@ -15,6 +15,7 @@ from ratelimit_mw.service import Address, Settings
 from ratelimit_mw.service.runner import prepare
 from ratelimit_mw.service.settings import FLAGS, flag_of, variable_of
 from tests.support.apps import ROOT
+from tests.support.ports import free_port
 from tests.support.service import rules_at
 
 RULES = (
@@ -56,8 +57,7 @@ def test_every_reason_is_reported_at_once(tmp_path, taken):
 
 
 def test_two_flags_that_mean_one_port_are_refused(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     tokens = tmp_path / "tokens"
     tokens.write_text("check 0123456789abcdef\n")
     rules = str(rules_at(tmp_path, RULES))
