@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw.stores.redis.store import RedisStore
-from tests.faults.faults import ASKS, Tasks, Threads
+from tests.faults.faults import ASKS, Tasks, Threads, UvloopTasks
 from tests.support.proxy import Proxy
 
 
@@ -13,7 +13,7 @@ def opens():
     return RedisStore, ASKS
 
 
-@pytest.fixture(params=[Threads, Tasks], ids=["threads", "tasks"])
+@pytest.fixture(params=[Threads, Tasks, UvloopTasks], ids=["threads", "tasks", "uvloop"])
 def client_of(request, opens):
     """Makes a client, the only one: what an earlier one still finds and logs belongs to no other."""
     clients = []

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvloop
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
@@ -54,10 +55,12 @@ class Threads:
 class Tasks:
     """Asks from one event loop, which runs in a thread of its own."""
 
+    loop_factory = None
+
     def __init__(self, store, asks=ASKS):
         self.store = store
         self._asks = asks
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=self.loop_factory)
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -79,6 +82,12 @@ class Tasks:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._runner.close()
+
+
+class UvloopTasks(Tasks):
+    """Asks from one event loop of uvloop, which reports the ends of connections at other times than asyncio."""
+
+    loop_factory = staticmethod(uvloop.new_event_loop)
 
 
 def read_only(server, proxy):
