@@ -115,10 +115,7 @@ def lags(pushed, log):
 
 
 def test_a_hundred_pushes_under_load(any_server, tmp_path, monkeypatch):
-    """No 5xx, no mixture of two versions, and the workers are on the new one within a second of a good push.
-
-    Other work of the machine may hold up some of them, but not most.
-    """
+    """No 5xx, no mixture of two versions, and every worker on the new one within a second of a good push."""
     monkeypatch.setenv("COUNTERS", any_server.url)
     (tmp_path / "living.py").write_text(ASGI)
     database = RulesDatabase(any_server.url)
@@ -137,6 +134,4 @@ def test_a_hundred_pushes_under_load(any_server, tmp_path, monkeypatch):
     assert "can't be used" in log
     assert len(pushing.pushed) == PUSHES * 4 // 5
     assert len(asking.workers) == WORKERS
-    waits = lags(pushing.pushed, log)
-    assert waits[len(waits) // 2] < 1
-    assert waits[-1] < 10
+    assert lags(pushing.pushed, log)[-1] < 1
