@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -95,6 +96,37 @@ def _switch(setup: Setup) -> Iterator[Finding]:
         yield Finding("wrong", f"the kill switch is at {word}, {where}: no limit is enforced", remedy)
 
 
+_REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)[^;]*>=(?P<least>[\d.]+)[^;]*(?:;.*extra == ['\"](?P<extra>\w+))?")
+"""A requirement in the metadata of the package, such as `lmdb!=2.1.0,>=1.5; extra == 'shared'`."""
+
+
+def _extras(_setup: Setup) -> Iterator[Finding]:
+    """Compare the packages that are installed with the versions that the extras need."""
+    complete: dict[str, bool] = {}
+    for requirement in filter(None, map(_REQUIREMENT.match, requires("ratelimit_mw") or ())):
+        name, least, extra = requirement["name"], requirement["least"], requirement["extra"] or ""
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            complete[extra] = False
+            continue
+        complete.setdefault(extra, True)
+        if _numbers(installed) < _numbers(least):
+            package = f"ratelimit_mw[{extra}]" if extra else "ratelimit_mw"
+            what = f"{name} {installed} is older than {least}, which {package} needs"
+            yield Finding("wrong", what, f"pip install --upgrade '{package}'")
+    extras = sorted(filter(None, complete))
+    yield Finding("ok", f"complete: {', '.join(each for each in extras if complete[each]) or 'none'}")
+    missing = [each for each in extras if not complete[each]]
+    if missing:
+        remedy = "if the app needs one: pip install 'ratelimit_mw[NAME]'"
+        yield Finding("note", f"not complete: {', '.join(missing)}", remedy)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text.partition("+")[0])]
+
+
 def _server(setup: Setup) -> Iterator[Finding]:
     """Check the server: rights, round trip, version, clock and eviction policy."""
     if not kind_of(setup.storage.url).server:
@@ -175,7 +207,7 @@ def _information(client: Any, domain: str) -> Iterator[Finding]:
 def about_server(fields: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings on a server, by the fields of its INFO."""
     known = fields.get("redis_version", "")
-    if [int(number) for number in re.findall(r"\d+", known)] < _OLDEST_REDIS:
+    if _numbers(known) < _OLDEST_REDIS:
         yield Finding("wrong", f"it is Redis {known}", "use Redis 6.2 or newer, or Valkey")
     policy = fields.get("maxmemory_policy", "")
     if fields.get("maxmemory", "0") != "0" and policy != "noeviction":
@@ -282,6 +314,7 @@ def _routes(setup: Setup) -> Iterator[Finding]:
 
 CHECKS: Mapping[str, Callable[[Setup], Iterator[Finding]]] = {
     "switch": _switch,
+    "extras": _extras,
     "server": _server,
     "service": _service,
     "file": _file,

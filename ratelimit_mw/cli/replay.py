@@ -27,6 +27,7 @@ from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.results import DeniedRequest, Result
 from ratelimit_mw.foresight.suggest.proposal import propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
+from ratelimit_mw.foresight.suggest.text import as_mapping as proposal_as_mapping
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.wording import printable, utc
 
@@ -346,6 +347,7 @@ def suggest(
     until: Until = None,
     lenient: Lenient = False,
     names: ClientNames = "plain",
+    as_json: Json = False,
 ) -> None:
     """Propose limits for the traffic of an access log: a rules file in which each number has its reason.
 
@@ -366,4 +368,7 @@ def suggest(
     for option, values in (("--field", field or []), ("--since", [since]), ("--until", [until])):
         options += [word for value in values if value is not None for word in (option, value)]
     source = ProposalSource(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
-    typer.echo(as_yaml(proposal, traffic, source), nl=False)
+    if as_json:
+        say_json(proposal_as_mapping(proposal, traffic, source))
+    else:
+        typer.echo(as_yaml(proposal, traffic, source), nl=False)

@@ -1,6 +1,7 @@
 """`ratelimit-mw doctor` over real stores and real apps."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,25 @@ def test_rules_that_limit_less_than_they_seem_to_are_wrong(doctor, rules, check,
     ((state, what),) = found[check]
     assert (code, state) == (1, "wrong")
     assert said in what
+
+
+def test_a_package_that_is_older_than_an_extra_needs_is_wrong(doctor, tmp_path, monkeypatch):
+    (tmp_path / "lmdb-1.0.dist-info").mkdir()
+    (tmp_path / "lmdb-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lmdb\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, found = doctor()
+    ((state, what),) = found["extras"]
+    assert (code, state) == (1, "wrong")
+    assert re.fullmatch(r"lmdb 1\.0 is older than [\d.]+, which ratelimit_mw\[shared\] needs", what)
+
+
+def test_an_extra_without_its_packages_is_a_note(doctor, tmp_path, monkeypatch):
+    metadata = "Metadata-Version: 2.1\nName: ratelimit_mw\nVersion: 0\nProvides-Extra: absent\nRequires-Dist: "
+    (tmp_path / "ratelimit_mw-0.dist-info").mkdir()
+    requirement = "no-such-package>=1; extra == 'absent'\n"
+    (tmp_path / "ratelimit_mw-0.dist-info" / "METADATA").write_text(metadata + requirement)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor()[1]["extras"] == [("note", "not complete: absent")]
 
 
 @pytest.mark.parametrize("rules", ["redis://127.0.0.1:1/0", "frame.yaml"])

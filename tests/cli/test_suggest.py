@@ -1,5 +1,6 @@
 """`ratelimit-mw suggest`."""
 
+import json
 import random
 import re
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_each_number_has_its_reason(suggest):
         text,
     ), text
     assert out.count("  # denies ") == out.count("    limit: ") == 2
+
+
+def test_the_same_is_printed_as_json(suggest, run):
+    code, out, _ = suggest("access.log", "--json")
+    found = json.loads(out)
+    assert code == 0
+    Path("json.yaml").write_text(json.dumps(found["config"]), "utf-8")
+    result = json.loads(run("replay", "access.log", "--rules", "json.yaml", "--json")[1])
+    for rule, replayed in zip(found["rules"], result["rules"], strict=True):
+        assert rule["effect"]["denied"] == replayed["denied"]
+        assert rule["strict"]["denied"] >= rule["effect"]["denied"] >= rule["loose"]["denied"]
+    assert found["pollers"] == [{"client": "ip=192.0.2.7", "route": "GET /status", "period": 30.0, "requests": 60}]
 
 
 def test_clients_at_regular_intervals_are_named_and_can_be_hashed(suggest):

@@ -13,8 +13,8 @@ from textwrap import wrap
 import yaml
 
 from ratelimit_mw.foresight.suggest.clients import template
-from ratelimit_mw.foresight.suggest.limits import HEADROOM, Limit, covered
-from ratelimit_mw.foresight.suggest.proposal import DOMAIN, USER, Proposal, ProposedRule, counted
+from ratelimit_mw.foresight.suggest.limits import HEADROOM, Consequence, Limit, covered
+from ratelimit_mw.foresight.suggest.proposal import DOMAIN, USER, Proposal, ProposedRule, counted, mapping_of
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
 from ratelimit_mw.foresight.wording import printable, share, utc
 from ratelimit_mw.identity.attributes import digester
@@ -209,6 +209,63 @@ def _period(period: int) -> str:
     """Return a period as text. It is known to a tenth, so that a large one is rounded."""
     unit = SECOND if period < 2 * MINUTE else MINUTE if period < 2 * HOUR else HOUR
     return spell_duration((period + unit // 2) // unit * unit)
+
+
+def as_mapping(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> dict[str, object]:
+    """Return the same for programs: what was found, and the rules file as `config`."""
+    name = _namer(hashed=source.hashed)
+    return {
+        "requests": traffic.requests,
+        "clients": proposal.clients,
+        "from": utc(traffic.first, exact=True),
+        "to": utc(traffic.last, exact=True),
+        "rules": [
+            {
+                "name": rule.name,
+                "reason": rule.reason,
+                "limits": [
+                    {
+                        "limit": each.limit,
+                        "per": spell_period(each.period),
+                        "clients": each.clients,
+                        "half": each.half,
+                        "most": each.most,
+                        "before_raised": each.plain,
+                        "beyond": len(each.beyond),
+                    }
+                    for each in rule.limits
+                ],
+                **dict(zip(("strict", "effect", "loose"), map(_effect, rule.effects), strict=True)),
+            }
+            for rule in proposal.rules
+        ],
+        "without_rule": [{"route": _shown(route), "reason": why} for route, why in proposal.unruled],
+        "beyond": [
+            {"client": name("ip", client), "busiest_minute": peak, "requests": sent, "denied": denied}
+            for client, peak, sent, denied in proposal.beyond
+        ],
+        "pollers": [
+            {
+                "client": name("ip", client),
+                "route": _shown(traffic.routes[poll.route]),
+                "period": poll.period / SECOND,
+                "requests": poll.requests,
+            }
+            for client, poll in proposal.polls.items()
+        ],
+        "not_stopped": list(_doubts(proposal, name)),
+        "config": mapping_of(proposal.rules, enforce=source.enforce),
+    }
+
+
+def _effect(effect: Consequence) -> dict[str, object]:
+    return {
+        "limit": [*effect.limits],
+        "denied": effect.denied,
+        "requests": effect.requests,
+        "limited_clients": effect.limited,
+        "clients": effect.clients,
+    }
 
 
 def _shown(route: Route) -> str:
