@@ -166,7 +166,8 @@ def test_a_request_that_has_to_wait_is_told_for_how_long(kind, others):
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, InSteps])
-def test_a_queue_in_which_the_only_thread_may_not_wait_denies_beside_a_counter_that_denies(kind):
+def test_a_queue_whose_next_turn_is_not_now_denies_a_thread_beside_a_counter_that_denies(kind):
+    """A thread asks without waiting first. See `Engine.decide_in_turn`."""
     queue = {"name": "queue", "by": "ip", "algorithm": "leaky_bucket", "limit": "2 per hour", "burst": 5}
     request = {"path": "/", "method": "GET", "ip": IP, "headers": {}, "query": ""}
     with limiter(rules=[{**ONE, "limit": "1 per minute"}, queue], storage=kind(clock=ManualClock(START))) as made:

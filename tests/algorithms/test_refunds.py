@@ -117,7 +117,8 @@ def test_hits_that_are_given_back_later_than_any_charge_free_their_turns():
     for _ in range(20):
         counter.take(5, later)
         later += 1
-        counter.give_back(5, later, later)
+        counter.give_back(2, later, later)
+        counter.give_back(3, later, later)
         assert counter.look(later) == Counter(QUEUE).look(later)
     counter.take(3, later)
     counter.give_back(1, later + 1, later + 1)

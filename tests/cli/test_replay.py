@@ -441,8 +441,16 @@ def test_denials_are_written_to_a_pipe(replay):
     assert Path("pipe.csv").is_fifo()
 
 
-def test_the_rows_to_show_have_the_limit_in_force_and_the_first_that_denies_nothing():
-    limits = (1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 120, 150, 200)
-    denied = (90, 80, 60, 40, 30, 20, 9, 5, 4, 3, 2, 1, 0, 0)
-    found = curve(limit=30, limits=limits, denied=denied)
-    assert [limits[place] for place in rows_to_show(found)] == [1, 5, 20, 30, 40, 60, 100, 150]
+@pytest.mark.parametrize(
+    ("in_force", "harmless", "rows"),
+    [
+        (5, 17, [1, 3, 5, 7, 9, 11, 13, 15, 17]),
+        (4, 17, [1, 3, 4, 5, 7, 9, 11, 13, 15, 17]),
+        (23, 17, [2, 5, 8, 11, 14, 17, 20, 23]),
+        (0, None, [0, 1, 5, 9, 13, 17, 21, 25, 29]),
+    ],
+)
+def test_the_rows_to_show_have_the_limit_in_force_and_the_first_that_denies_nothing(in_force, harmless, rows):
+    limits = tuple(range(1, 31))
+    denied = tuple(0 if harmless is not None and place >= harmless else 90 - place for place in range(30))
+    assert rows_to_show(curve(limit=limits[in_force], limits=limits, denied=denied)) == rows

@@ -110,7 +110,7 @@ def statuses(answers):
 
 @KINDS
 @STORES
-def test_fifty_wrong_passwords_at_once_are_three_tries(tmp_path, kind, workers, url):
+def test_fifty_wrong_passwords_at_once_over_http_are_three_tries_of_all_processes(tmp_path, kind, workers, url):
     tries = {"name": "tries", "limit": "3 per day", "algorithm": "sliding_log", "count": {"status": [401, 403]}}
     with serve(tmp_path, kind, workers, url, tries) as app:
         assert statuses(get(app) for _ in range(10)) == [200] * 10
