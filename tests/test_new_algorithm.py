@@ -202,15 +202,6 @@ def test_without_its_arithmetic_the_report_says_so(package, tmp_path):
         remove_again()
 
 
-def test_an_algorithm_that_is_removed_is_unknown_everywhere(package):
-    algorithms.add(package())
-    remove_again()
-    with pytest.raises(ConfigurationError, match="must be one of"):
-        load_rules(FILE)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(FILE, json_schema())
-
-
 @pytest.mark.parametrize(
     ("files", "error", "message"),
     [

@@ -341,6 +341,7 @@ def test_a_rule_of_the_service_is_asked_by_its_name_with_a_key():
         others = [limiter.check({}, rule="mail", key="bob"), limiter.check({"user": "ann"}, rule="mail")]
         without = limiter.check({}, rule="mail", key="")
     assert [peeked.remaining, first.remaining, second.allowed, second.rule] == [1, 0, False, "mail"]
+    assert [each.period for each in (peeked, first, second)] == [3600.0] * 3
     assert [(other.allowed, other.rule) for other in others] == [(True, "mail")] * 2
     assert (without.allowed, without.rule) == (True, None)
     assert "ann" not in str(recorder.checks)
