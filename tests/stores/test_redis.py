@@ -22,6 +22,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.redis.codec import MOST
+from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
@@ -263,6 +264,44 @@ def test_a_failure_to_connect_has_its_own_words():
         RedisStore(url, timeout=10).decide([ask()])
     assert "refused" in str(caught.value)
     assert "StoreUnavailable" not in str(caught.value)
+
+
+class EndedEarly(asyncio.SelectorEventLoop):
+    """Returns a new connection only when its protocol was told of the end, as uvloop may."""
+
+    async def create_connection(self, factory, *args, **options):
+        ended, protocol = asyncio.Event(), factory()
+        told = protocol.eof_received
+        protocol.eof_received = lambda: (ended.set(), told())[1]
+        made = await super().create_connection(lambda: protocol, *args, **options)
+        await ended.wait()
+        return made
+
+
+class ResetEarly(asyncio.SelectorEventLoop):
+    """Returns a new connection in the state in which a reset leaves it."""
+
+    async def create_connection(self, *args, **options):
+        transport, protocol = await super().create_connection(*args, **options)
+        transport.abort()
+        return transport, protocol
+
+
+@pytest.mark.parametrize("loop_factory", [EndedEarly, ResetEarly])
+def test_a_connection_that_ends_while_it_is_made_fails_at_once(loop_factory):
+    def hang_up():
+        connection, _ = server.accept()
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(hang_up)
+        endpoint = Direct(f"redis://127.0.0.1:{server.getsockname()[1]}")
+        with (
+            asyncio.Runner(loop_factory=loop_factory) as runner,
+            pytest.raises(StoreUnavailable, match="the server closed the connection"),
+        ):
+            runner.run(endpoint.aconnect())
+        closed.result()
 
 
 def test_a_request_whose_store_is_closed_while_it_connects_learns_why():
