@@ -292,6 +292,7 @@ def test_a_switch_that_is_thrown_while_a_plan_is_made_leaves_no_trace(engine, wo
     limiter = engine(ALL)
     turn = limiter.engine.planner.switch.turn
     rules, plan_of = limiter.rules, limiter.rules.plan
+    plan(limiter, IP)  # a plan is remembered from the second time on
 
     def plan_and_throw(request, cost=1):
         charges = plan_of(request, cost)

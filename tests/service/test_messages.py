@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
+from ratelimit_mw.reload.controls import Setting
 from ratelimit_mw.service.access import Access
 from ratelimit_mw.service.messages import Refused
 from ratelimit_mw.service.ratelimit_pb2 import RateLimitRequest
@@ -310,6 +311,24 @@ def test_a_plan_that_is_kept_follows_overrides_and_the_switch():
     asked.limiter.switch.set("on")
     assert codes(asked(ann)) == (OVER_LIMIT, [OVER_LIMIT])
     asked.limiter.close()
+
+
+@pytest.mark.parametrize("word", ["off", "shadow"])
+def test_a_plan_that_is_made_while_the_switch_is_turned_is_not_kept(ask, word):
+    turn = ask.limiter.engine.planner.switch.turn
+    sent = request("shop", [("none", "x")]).SerializeToString()
+
+    class Turning(bytes):
+        """Hashed by code of its own, in which another thread may turn the switch."""
+
+        def __hash__(self):
+            turn(Setting(word))
+            return super().__hash__()
+
+    ask.send(sent)  # a plan is kept from the second time on
+    assert Response.FromString(ask.send(Turning(sent))).overall_code == OK
+    turn(Setting("on"))
+    assert Response.FromString(ask.send(sent)).overall_code == OVER_LIMIT
 
 
 def test_a_plan_is_kept_only_for_short_messages(ask):
