@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting
+from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, admitting, with_overdraft
 from ratelimit_mw.model import Quota
 from ratelimit_mw.stores.counters import STAMP_SIZE, deciding, deciding_uncharged, shadowed, stamp
 from ratelimit_mw.stores.memory import MemoryStore
@@ -52,28 +52,31 @@ def test_one_step_leaves_the_same_answers_counters_tallies_and_logs_as_several(c
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
-    name=st.sampled_from(sorted(ALGORITHMS)),
+    named=st.tuples(st.sampled_from(sorted(ALGORITHMS)), st.booleans()),
     limit=st.integers(1, 9),
     period=st.integers(1, 50),
     bucket=st.tuples(st.integers(1, 9), st.integers(0, 20)),
     asked=st.lists(st.tuples(st.integers(-70, 70), st.integers(0, 4), st.booleans()), min_size=1, max_size=30),
 )
 def test_what_is_compiled_for_a_quota_gives_the_outcomes_and_the_values_of_the_general_decision(
-    name, limit, period, bucket, asked
+    named, limit, period, bucket, asked
 ):
-    algorithm, (burst, longest) = ALGORITHMS[name], bucket
+    (name, overdraft), (burst, longest) = named, bucket
+    algorithm = ALGORITHMS[name]
     quota = Quota(name, limit, period, burst=burst if algorithm.has_burst else 0, buckets=period)
     quota = replace(quota, longest_wait=longest) if algorithm.can_wait else quota
+    quota = with_overdraft(quota) if overdraft else quota
+    decide = DECIDE_ALL[quota.decided_by]
     now, value = 10**6, b""
     for wait, cost, shadow in asked:
         now += wait
-        decided = DECIDE_ALL[name](value[STAMP_SIZE:], quota, cost, now)
+        decided = decide(value[STAMP_SIZE:], quota, cost, now)
         outcome, stored = valued(quota, cost, shadow, now, decided)
         admit = shadowed(admitting(quota, cost)) if shadow else admitting(quota, cost)
         assert admit(value, now) in (None, (outcome, stored))
         assert deciding(quota, cost, shadow)(value, now) == (outcome, stored)
-        if outcome.allowed:
-            unasked, state = DECIDE_ALL[name](value[STAMP_SIZE:], quota, 0, now)
+        if outcome.allowed and not overdraft:
+            unasked, state = decide(value[STAMP_SIZE:], quota, 0, now)
             decided = unasked._replace(delay=outcome.delay), state
         assert deciding_uncharged(quota, cost, shadow)(value, now) == valued(quota, cost, shadow, now, decided)
         value = value if stored is None else stored
