@@ -8,15 +8,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from struct import Struct
-from typing import Any
 
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, widened
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.model import Ask, Outcome, Quota, Row
 from ratelimit_mw.stores.base import Intent
 
-STAMP = Struct(">QB")  # big-endian, so that values sort by their time
-STAMP_SIZE = STAMP.size
+_STAMP = Struct(">QB")  # big-endian, so that values sort by their time
+STAMP_SIZE = _STAMP.size
 SHARE = STAMP_SIZE - 1
 """The index of the used share in a value."""
 
@@ -29,8 +28,9 @@ SAMPLE = 8
 MAX_SAMPLE = 32
 """The sample grows to this size if all counters in it are used up."""
 
-_Found = tuple[Any, bytes | None]
-"""An outcome and a state to store. An outcome that admits may be a plain tuple of its fields."""
+_Found = tuple[Outcome, bytes | None]
+"""An outcome and a state to store."""
+
 used = itemgetter(0)
 """The used share of a counter in a sample, of which each entry is (used share, key)."""
 
@@ -144,9 +144,9 @@ class Counters:
             stored = self.load(key)
             state = ALGORITHMS[quota.algorithm].refund(stored[STAMP_SIZE:], quota, cost, charged_at, now)
             if state is not None:
-                expires, share = STAMP.unpack_from(stored)
+                expires, share = _STAMP.unpack_from(stored)
                 size = quota.burst or quota.limit or 1
-                self.save(key, STAMP.pack(expires, min(max(share - USED_UP * cost // size, 0), USED_UP)) + state, now)
+                self.save(key, _STAMP.pack(expires, min(max(share - USED_UP * cost // size, 0), USED_UP)) + state, now)
 
     def _save(self, ask: Ask, outcome: Outcome, state: bytes, now: int) -> None:
         key, quota, cost, shadow = ask
@@ -163,7 +163,7 @@ def stamp(quota: Quota, cost: int, shadow: bool, outcome: Outcome, now: int) -> 
         share = USED_UP * (size - remaining) // size if remaining < size else 0
     if shadow:
         share //= 2  # a shadow counter protects nothing, so enforced ones stay longer
-    return STAMP.pack(now + reset_after, share)
+    return _STAMP.pack(now + reset_after, share)
 
 
 Decided = tuple[Row, bytes | None]
