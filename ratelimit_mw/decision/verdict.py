@@ -60,7 +60,7 @@ class Verdict:
     Args:
         charges: the charges of the plan.
         reply: the reply of the store; None if it was not asked.
-        denied: the reason to deny the request, whatever the counters decided; None to go by the counters.
+        denied: the reason to deny a request for which no counter was asked; None to go by the counters.
         wait: the attribute of that name.
     """
 
