@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import service
 from bench.measure import Figure
-from bench.report import JSON, ROOT, Results, bar, number, ours, part, ratio, sentence, shown, summary, verdict
+from bench.report import JSON, ROOT, Results, bar, number, ours, part, ratio, run, sentence, shown, summary, verdict
 from bench.shared import CHECK_TITLE, LIMITS_MEMORY, MEMORY, PACED_TITLE, REDIS, SEVERAL, SIZE_TITLE, rate_title
 from bench.table import ROWS
 from bench.traffic import NAMES
@@ -36,13 +36,14 @@ BLOCK = re.compile(
 
 def blocks(results: Results) -> dict[Path, dict[str, str]]:
     """What stands between the marks of each page, by the mark's name."""
+    ran = f"\n{run(results.conditions)}.\n"
     return {
         BENCHMARKS: {"first": first(results), "shared": shared_table(results)},
         SCALING: {"capacity": capacity(results)},
-        CONSISTENCY: {"leases": leases(results)},
-        THROTTLING: {"elastic": elastic(results)},
+        CONSISTENCY: {"leases": leases(results) + ran},
+        THROTTLING: {"elastic": elastic(results) + ran},
         MOVING: {"sizing": sizing(results)},
-        README: {"headlines": headlines(results)},
+        README: {"headlines": headlines(results) + ran},
         FIGURES: {"rows": rows(results)},
     }
 
@@ -205,6 +206,7 @@ def sizing(results: Results) -> str:
     ):
         rates = [_of_one_core(results, what) for what in (grpc, auth)]
         lines.append(f"| {title} | {number(rates[0])} | {number(rates[1])} |")
+    lines += ["", f"{run(results.conditions)}."]
     if "workers" not in results.rows:
         return "\n".join([*lines, "", "The last full run did not measure several processes.", ""])
     lines += ["", "| on Redis | CPU of a gRPC decision | decisions a second of as many cores |", "|---|---|---|"]

@@ -52,11 +52,16 @@ def conditions() -> dict[str, Any]:
     }
 
 
+def run(found: dict[str, Any]) -> str:
+    """Which code was measured, and when, for people."""
+    return f"One run of commit {found['commit']}, {found['date']}"
+
+
 def sentence(found: dict[str, Any]) -> str:
     """The conditions, for people."""
     machine, versions = found["machine"], ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     return (
-        f"One run of commit {found['commit']}, {found['date']}: {machine['cores']} cores of {machine['cpu']}, "
+        f"{run(found)}: {machine['cores']} cores of {machine['cpu']}, "
         f"load {found['load']} at its start, Python {found['python']}, {versions}."
     )
 
