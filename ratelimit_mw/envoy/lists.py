@@ -43,7 +43,7 @@ from ratelimit_mw.units import SECOND, UNITS
 
 _UNIT_NAMES = {period: unit for unit, period in UNITS.items()}
 
-MOST_HITS = MOST + 1
+_MOST_HITS = MOST + 1
 """A greater sum of hits is reduced to this number, which is above every limit. A client may shape hits, and a metric
 that adds up greater ones would soon be above 2**53, where a float does not grow by 1."""
 
@@ -147,7 +147,7 @@ def _refunds(
             if quota is not None:
                 _require_refunds(match.limit.rule, quota)
                 before = refunds[key].cost if key in refunds else 0
-                refunds[key] = Ask(key, quota, min(before - cost, MOST_HITS))
+                refunds[key] = Ask(key, quota, min(before - cost, _MOST_HITS))
     return tuple(refunds.values())
 
 
@@ -231,7 +231,7 @@ def _merged(
                 late, before = late or known.ask.quota.overdraft, known.ask.cost
                 shared.setdefault(key, [before]).append(taken)
                 quota = min(known.ask.quota, quota, key=lambda either: either.limit)
-            ask = Ask(key, with_overdraft(quota) if late else quota, min(before + taken, MOST_HITS), rule.shadow)
+            ask = Ask(key, with_overdraft(quota) if late else quota, min(before + taken, _MOST_HITS), rule.shadow)
             charges[key] = Charge(rule, ask)
     return asked(tuple(charges.values())), shared
 
