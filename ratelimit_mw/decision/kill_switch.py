@@ -1,6 +1,5 @@
 """The kill switch turns all limits off or into shadow limits, through the environment or at run time."""
 
-import asyncio
 import os
 import time
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import ConfigurationError, Problem, near
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND, Charge
-from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, in_seconds, key_of
+from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, in_seconds, in_thread, key_of
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.stores.records import Records
@@ -159,12 +158,4 @@ class Switch:
                 self.records.write(key_of(part.domain), {SWITCH_RECORD: setting.text()})
         return self.kept()
 
-    async def aset(
-        self, word: str, *, duration: str | float | None = None, comment: str = "", author: str = ""
-    ) -> Setting:
-        """The awaitable twin of `set`."""
-        return await asyncio.to_thread(self.set, word, duration=duration, comment=comment, author=author)
-
-    async def akept(self) -> Setting:
-        """The awaitable twin of `kept`."""
-        return await asyncio.to_thread(self.kept)
+    aset, akept = in_thread(set), in_thread(kept)  # noqa: A003  the method is meant

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import Invalid
@@ -188,6 +189,20 @@ class Controls:
                 self._once(logger.warning, message, override.identity, error, about=(override.identity, str(error)))
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def in_thread(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, Coroutine[Any, Any, _Result]]:
+    """Return the awaitable counterpart of a method, with the same arguments. The method runs in a thread."""
+
+    @wraps(method)
+    async def awaitable(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return await asyncio.to_thread(method, *args, **kwargs)
+
+    return awaitable
+
+
 class OverrideList:
     """The overrides that are set at run time. They apply in every process that shares the storage.
 
@@ -287,40 +302,7 @@ class OverrideList:
             self._retriever.look_for_overrides()
         return found
 
-    async def aset(
-        self,
-        client: Mapping[str, str],
-        *,
-        rule: str | None = None,
-        limit: object = None,
-        block: bool = False,
-        exempt: bool = False,
-        duration: str | float | None = None,
-        comment: str = "",
-        author: str = "",
-        domain: str | None = None,
-    ) -> Override:
-        """Do what `set` does, awaitable."""
-        return await asyncio.to_thread(
-            self.set,
-            client,
-            rule=rule,
-            limit=limit,
-            block=block,
-            exempt=exempt,
-            duration=duration,
-            comment=comment,
-            author=author,
-            domain=domain,
-        )
-
-    async def alist(self, *, domain: str | None = None) -> tuple[Override, ...]:
-        """Do what `list` does, awaitable."""
-        return await asyncio.to_thread(self.list, domain=domain)
-
-    async def aremove(self, client: Mapping[str, str], *, rule: str | None = None, domain: str | None = None) -> bool:
-        """Do what `remove` does, awaitable."""
-        return await asyncio.to_thread(self.remove, client, rule=rule, domain=domain)
+    aset, alist, aremove = in_thread(set), in_thread(list), in_thread(remove)  # noqa: A003  the methods are meant
 
     def _part(self, domain: str | None) -> RuleSet:
         parts = self._retriever.rules.parts
