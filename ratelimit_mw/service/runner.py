@@ -154,7 +154,7 @@ class _Runner:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._keep(self._reload()))
         try:
             await self._start()
-            self._keep(self._watch_files())
+            self._keep(self._watch())
             await self._stopping.wait()
             await self._drain()
         finally:
@@ -221,15 +221,16 @@ class _Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _watch_files(self) -> None:
+    async def _watch(self) -> None:
         """Read certificates and tokens again when their files change, and report a lack of descriptors."""
         while True:
             await asyncio.sleep(_LOOK_EVERY)
-            for each in self._files:
-                each.look()
-            if ports.are_exhausted():  # the loop then closes new connections without a line
+            if ports.are_exhausted():  # the loop then closes new connections without a line, and no file can be read
                 self._service.refuse("no_descriptors")
                 self._service.warn("no_descriptors", "new connections are closed, because no descriptors are left")
+                continue
+            for each in self._files:
+                each.look()
 
     async def _reload(self) -> None:
         for each in self._files:

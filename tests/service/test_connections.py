@@ -97,7 +97,14 @@ def exhausted(operator, service):
 @pytest.mark.parametrize("port", ["grpc", "http"])
 def test_a_process_without_descriptors_logs_little_and_serves_again_when_it_has_some(tmp_path, port):
     """uvloop closes what it can't keep without a word. grpc writes a line each second."""
-    with Serving(rules_at(tmp_path, RULES)) as service, ExitStack() as stack, httpx.Client(timeout=WITHIN) as operator:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("admin vT2cVb8yWq0Lr7Zd\n")
+    headers = {"Authorization": "Bearer vT2cVb8yWq0Lr7Zd"}
+    with (
+        Serving(rules_at(tmp_path, RULES), "--allow-anyone", "--token-file", str(tokens)) as service,
+        ExitStack() as stack,
+        httpx.Client(timeout=WITHIN, headers=headers) as operator,
+    ):
         exhausted(operator, service)  # this connection stays open
         before = len(service.lines)
         pid = service.process.pid
@@ -112,3 +119,4 @@ def test_a_process_without_descriptors_logs_little_and_serves_again_when_it_has_
             each.close()
         eventually(lambda: status(f"{service.http}/readyz") == 200)
         assert passes(service)
+        assert not any("the tokens" in line for line in service.lines)  # they could not be read, but did not change
