@@ -1,6 +1,7 @@
 """What is kept of one denial for the next: nothing that another one would word otherwise."""
 
 import json
+from functools import partial
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
@@ -66,3 +67,16 @@ def test_answers_are_made_again_only_after_a_reload(tmp_path):
         path.write_text("domain: d\nresponse: {status: 420}\nrules: [{name: a, limit: 1 per hour}]\n", "utf-8")
         limiter.reload()
         assert latest.of(limiter.rules) is not first
+
+
+def test_a_message_has_the_address_by_the_proxies_of_now(tmp_path):
+    path, forwarded = tmp_path / "r.yaml", "203.0.113.7"
+    rule = "{name: a, by: path, limit: 0/s, response: {message: '{ip}'}}"
+    scope = partial(http_scope, "/", ip="192.0.2.1", headers=[(b"x-forwarded-for", forwarded.encode())])
+    path.write_text(f"domain: d\nclient: {{trusted_proxies: [198.51.100.1]}}\nrules: [{rule}]\n", "utf-8")
+    with RateLimiter(path) as limiter:
+        middleware = RateLimitMiddleware(nobody, limiter=limiter)
+        assert b"192.0.2.1" in serve(middleware, scope())[1]["body"]
+        path.write_text(f"domain: d\nclient: {{trusted_proxies: [192.0.2.1]}}\nrules: [{rule}]\n", "utf-8")
+        limiter.reload()
+        assert forwarded.encode() in serve(middleware, scope())[1]["body"]

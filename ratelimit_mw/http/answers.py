@@ -293,7 +293,6 @@ class Answers(Generic[_Text]):
     ) -> None:
         self.rules = rules
         self._settings = settings = rules.response
-        self._address = rules.attributes.address
         self._value = value
         self._policies = policies = Policies()
         epoch = settings.reset == "epoch"
@@ -346,7 +345,7 @@ class Answers(Generic[_Text]):
     ) -> BodyContent:
         rule, title = verdict.rule, phrase(status)
         words: dict[str, str | int | None] = {
-            "ip": self._address(request),
+            "ip": self.rules.attributes.address(request),
             "rule": rule.name if rule else None,
             "limit": verdict.limit,
             "period": _period(verdict),
@@ -378,7 +377,7 @@ class LatestAnswers(Generic[_Text]):
         answers = self.latest
         if answers is None or answers.rules.response is not rules.response:
             answers = Answers(rules, name=self._name, value=self._value)
-        elif answers.rules is not rules:  # the rules have other overrides
+        elif answers.rules is not rules:  # they have other overrides, or another section has changed
             answers = copy(answers)
             answers.rules = rules
         self.latest = answers
