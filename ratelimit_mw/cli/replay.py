@@ -364,9 +364,10 @@ def suggest(
             traffic.read(logs, form, places, on_progress, lenient=lenient)
         require_readable(traffic.unreadable.count, traffic.lines, lenient=lenient)
         proposal = propose(traffic, check, enforce=enforce)
-    options = [*([] if form == "auto" else ["--format", form])]
+    options = ["--format", form] * (form != "auto")
     for option, values in (("--field", field or []), ("--since", [since]), ("--until", [until])):
         options += [word for value in values if value is not None for word in (option, value)]
+    options += ["--lenient"] * lenient
     source = ProposalSource(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
     if as_json:
         say_json(proposal_as_mapping(proposal, traffic, source))

@@ -127,10 +127,13 @@ def test_an_unusable_argument_is_reported(suggest, words, code, text):
     assert (found, text in " ".join(err.replace("│", "").split())) == (code, True), err
 
 
-def test_a_mostly_unreadable_log_can_be_accepted(suggest):
+def test_a_mostly_unreadable_log_can_be_accepted_and_so_does_the_next_step(suggest, run):
     Path("bad.log").write_text(Path("access.log").read_text() + "what\n" * 500)
     code, out, _ = suggest("bad.log", "--lenient")
     assert (code, "# 500 lines could not be read.\n" in out) == (0, True)
+    Path("ratelimits.yaml").write_text(out, "utf-8")
+    (step,) = re.findall(r"^#   (ratelimit-mw .*)", out, re.MULTILINE)
+    assert run(*step.split()[1:])[0] == 0
 
 
 def test_standard_input_is_a_log(suggest, tmp_path):
