@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -96,8 +97,11 @@ def _switch(setup: Setup) -> Iterator[Finding]:
         yield Finding("wrong", f"the kill switch is at {word}, {where}: no limit is enforced", remedy)
 
 
-_REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)[^;]*>=(?P<least>[\d.]+)[^;]*(?:;.*extra == ['\"](?P<extra>\w+))?")
-"""A requirement in the metadata of the package, such as `lmdb!=2.1.0,>=1.5; extra == 'shared'`."""
+_REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)[^;]*>=(?P<least>[\d.]+)[^;]*"
+    r"(?:;.*?(?:python_version < ['\"](?P<python>[\d.]+).*)?extra == ['\"](?P<extra>\w+))?"
+)
+"""A requirement in the metadata of the package, such as `numpy>=1; (python_version < '4') and extra == 'foresight'`."""
 
 
 def _extras(_setup: Setup) -> Iterator[Finding]:
@@ -105,6 +109,8 @@ def _extras(_setup: Setup) -> Iterator[Finding]:
     complete: dict[str, bool] = {}
     for requirement in filter(None, map(_REQUIREMENT.match, requires("ratelimit_mw") or ())):
         name, least, extra = requirement["name"], requirement["least"], requirement["extra"] or ""
+        if requirement["python"] and _numbers(requirement["python"]) <= [*sys.version_info[:2]]:
+            continue
         try:
             installed = version(name)
         except PackageNotFoundError:

@@ -86,10 +86,14 @@ def test_a_package_that_is_older_than_an_extra_needs_is_wrong(doctor, tmp_path, 
 def test_an_extra_without_its_packages_is_a_note(doctor, tmp_path, monkeypatch):
     metadata = "Metadata-Version: 2.1\nName: ratelimit_mw\nVersion: 0\nProvides-Extra: absent\nRequires-Dist: "
     (tmp_path / "ratelimit_mw-0.dist-info").mkdir()
-    requirement = "no-such-package>=1; extra == 'absent'\n"
-    (tmp_path / "ratelimit_mw-0.dist-info" / "METADATA").write_text(metadata + requirement)
+    requirement = "no-such-package>=1; {}extra == 'absent'\n"
+    described = tmp_path / "ratelimit_mw-0.dist-info" / "METADATA"
     monkeypatch.syspath_prepend(tmp_path)
-    assert doctor()[1]["extras"] == [("note", "not complete: absent")]
+    for marker in ("", "(python_version < '99') and "):
+        described.write_text(metadata + requirement.format(marker))
+        assert doctor()[1]["extras"] == [("note", "not complete: absent")]
+    described.write_text(metadata + requirement.format("(python_version < '3.11') and "))
+    assert "extras" not in doctor()[1]
 
 
 @pytest.mark.parametrize("rules", ["redis://127.0.0.1:1/0", "frame.yaml"])
