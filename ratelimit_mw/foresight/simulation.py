@@ -134,7 +134,17 @@ class Simulation:
         return Plan(charges, direct=not self.rules.holding)
 
     def decide(self, at: int, status: int, lasted: int, plan: Plan) -> Verdict:
-        """Decide on a request at its time. See `LogEntry` for the arguments; `plan` is that of the request."""
+        """Decide on a request at its time. See `LogEntry` for the arguments; `plan` is that of the request.
+
+        The verdict on a request that is simply admitted may tell nothing of its counters, because making a full one
+        takes longer than to decide.
+        """
+        reply = self.taken(at, plan)
+        if reply is not None:
+            for allowed, _, _, _, delay in reply[1]:
+                if delay or not (allowed and plan.plain):
+                    return plan.concluded(reply)
+            return _ADMITTED
         rules, engine = self.rules, self._engine
         if self._ends and self._ends[0][0] <= at:
             self._end_until(at)
@@ -220,10 +230,7 @@ class Decider:
         self._name = namer(simulation.rules, hashed=hashed)
 
     def decide(self, entry: LogEntry) -> Verdict:
-        """Decide on the request of a line, and count the result. Requests must be in order of time.
-
-        The verdict on a request that is simply admitted tells nothing of its counters.
-        """
+        """Decide on the request of a line, and count the result. Requests must be in order of time."""
         at, ip, method, target, status, lasted, extra, _ = entry
         plans = self._plans
         if plans is None:
@@ -232,15 +239,7 @@ class Decider:
             key = (ip, method, target.partition("?")[0] if self._by_path else "", extra)
             planned = plans.get(key) or self._remembered(key, entry)
         plan, results, unaddressed, number = planned
-        reply = self._simulation.taken(at, plan)
-        if reply is None:
-            verdict = self._simulation.decide(at, status, lasted, plan)
-        else:
-            verdict = _ADMITTED
-            for allowed, _, _, _, delay in reply[1]:
-                if delay or not (allowed and plan.plain):
-                    verdict = plan.concluded(reply)
-                    break
+        verdict = self._simulation.decide(at, status, lasted, plan)
         if number >= 0 and self.on_verdict is not None:
             self.on_verdict(entry, number, verdict.allowed)
         self.outcome.requests += 1
