@@ -1,6 +1,5 @@
 """Runs a log through the rules, by the log's own clock: who would have been limited, when, and by which rule."""
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,12 +18,6 @@ from ratelimit_mw.rules.path_templates import parse
 
 _MOST_UNADDRESSED = 0.1
 """The share of requests without a readable address above which a result says little."""
-
-_COLLECTED = 100_000
-"""The new objects after which the garbage collector looks for cycles during a replay, which makes hardly any.
-
-A replay keeps many plans, so looking as often as usual takes a tenth of the time.
-"""
 
 _REPORTED = 10_000
 """The lines between two reports of the progress."""
@@ -73,7 +66,7 @@ class Options:
 
 
 def replay(options: Options) -> Result:
-    """Replay logs. Until its end, the process looks for garbage less often.
+    """Replay logs.
 
     Raises:
         ConfigurationError: The rules cannot be used.
@@ -83,8 +76,6 @@ def replay(options: Options) -> Result:
         OSError: A log cannot be read.
     """
     with ExitStack() as stack:
-        stack.callback(gc.set_threshold, *gc.get_threshold())
-        gc.set_threshold(_COLLECTED)
         return _Run(options, stack).play()
 
 

@@ -1,6 +1,7 @@
 """`ratelimit-mw replay`."""
 
 import csv
+import gc
 import io
 import json
 import os
@@ -44,6 +45,15 @@ def replay(run):
     Path("rules.yaml").write_text(RULES + SHADOW)
     Path("access.log").write_text("".join(line(second, path=f"/p/{second}") for second in range(5)))
     return lambda *words: run("replay", "--rules", "rules.yaml", *(words or ("access.log",)))
+
+
+@pytest.mark.parametrize(("log", "code"), [("access.log", 0), ("absent.log", 1)])
+def test_the_garbage_collector_looks_less_often_until_the_end(replay, monkeypatch, log, code):
+    usual, asked = gc.get_threshold(), []
+    monkeypatch.setattr(gc, "set_threshold", lambda *threshold: asked.append(threshold))
+    assert replay(log)[0] == code
+    rarely, restored = asked
+    assert (rarely[0] > usual[0], restored) == (True, usual)
 
 
 def test_the_result_begins_with_a_sentence_and_has_a_row_for_each_rule(replay):

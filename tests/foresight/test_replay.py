@@ -1,6 +1,5 @@
 """A replay decides as production does, and reports what a log does not tell."""
 
-import gc
 import json
 import logging
 import socket
@@ -33,16 +32,6 @@ def shop(*rules, **sections):
 def replayed(logs, *rules, sections=None, **options):
     paths = [str(path) for path in (logs if isinstance(logs, list) else [logs])]
     return replay(Options(logs=paths, rules=shop(*rules, **(sections or {})), **options))
-
-
-def test_the_garbage_collector_is_as_before_a_replay(tmp_path):
-    path, before, during = tmp_path / "access.log", gc.get_threshold(), []
-    path.write_text(line(0))
-    replayed(path, {"name": "none", "limit": "0 per minute"}, on_denial=lambda _: during.append(gc.get_threshold()))
-    assert (during[0] > before, gc.get_threshold()) == (True, before)
-    with pytest.raises(FileNotFoundError):
-        replayed(tmp_path / "absent.log", {"name": "none", "limit": "0 per minute"})
-    assert gc.get_threshold() == before
 
 
 def counts(result):
