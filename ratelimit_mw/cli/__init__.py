@@ -10,7 +10,7 @@ _EXTRAS = {
     "httpx": "worker",
     "rich": "cli",
     "typer": "cli",
-    **dict.fromkeys(("google", "grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("google", "grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn", "uvloop"), "serve"),
 }
 """The extras that have the modules which commands need."""
 

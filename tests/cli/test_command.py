@@ -67,7 +67,12 @@ def test_every_command_has_help(run, name):
 
 @pytest.mark.parametrize(
     ("library", "extra", "words"),
-    [("typer", "cli", []), ("rich", "cli", []), ("httpx", "worker", ["worker", "--to", "http://127.0.0.1:1"])],
+    [
+        ("typer", "cli", []),
+        ("rich", "cli", []),
+        ("httpx", "worker", ["worker", "--to", "http://127.0.0.1:1"]),
+        ("uvloop", "serve", ["serve"]),
+    ],
 )
 def test_without_the_extra_it_says_what_to_install(library, extra, words):
     start = f"import sys; sys.argv[1:] = {words}; sys.modules['{library}'] = None"
