@@ -6,16 +6,16 @@ from typing import Any
 import typer
 
 from ratelimit_mw.cli.common import bars, say_table
-from ratelimit_mw.foresight.results import MINUTE, Curve, DeniedClient, Difference, Heaviest, Result, RuleResult
+from ratelimit_mw.foresight.results import MINUTE, Curve, DeniedClient, Difference, Result, RuleResult
 from ratelimit_mw.foresight.wording import (
     CAVEAT,
+    changes,
     client_cells,
     limit_cells,
     notes,
     printable,
     rule_cells,
     sentence,
-    spelled,
     utc,
 )
 
@@ -139,12 +139,10 @@ def rows_to_show(curve: Curve) -> list[int]:
 
 def _say_difference(difference: Difference, most: int) -> None:
     typer.echo("\ncompared with the rules of --against")
-    for word, number, clients in _changes(difference):
-        held = spelled(len(clients), at_least=clients.full)
-        requests, of = f"{number:,} request{'s' * (number != 1)}", f"{held} client{'s' * (len(clients) != 1)}"
-        typer.echo(f"  newly {word}: {requests} of {of}")
-        for client, seen in clients.most(most):
-            typer.echo(f"    {printable(client)}: {spelled(seen.at_least, at_least=seen.error > 0)}")
+    for change in changes(difference, most):
+        typer.echo(f"  newly {change.word}: {change.requests} of {change.clients}")
+        for client, requests in change.most:
+            typer.echo(f"    {printable(client)}: {requests}")
 
 
 def as_markdown(result: Result, most: int) -> str:
@@ -156,16 +154,15 @@ def as_markdown(result: Result, most: int) -> str:
     """
     lines = ["### Replay of the rules on a log", "", sentence(result)]
     kinds = {each.client: f"{each.kind}: {each.reason}" for curve in result.curves for each in curve.hit}
-    for word, number, clients in _changes(result.difference) if result.difference is not None else ():
-        held, requests = spelled(len(clients), at_least=clients.full), f"{number:,} request{'s' * (number != 1)}"
-        lines += ["", f"**newly {word}: {held} client{'s' * (len(clients) != 1)}**, {requests}"]
-        if number:
+    for change in changes(result.difference, most) if result.difference is not None else ():
+        lines += ["", f"**newly {change.word}: {change.clients}**, {change.requests}"]
+        if change.most:
             lines += ["", "| client | requests | like a |", "|---|---:|---|"]
-        for client, seen in clients.most(most):
-            cells = client, spelled(seen.at_least, at_least=seen.error > 0), kinds.get(client, "")
+        for client, requests in change.most:
+            cells = client, requests, kinds.get(client, "")
             lines.append(f"| {' | '.join(_inert(printable(cell)) for cell in cells)} |")
-        if len(clients) > most:
-            lines += ["", f"and {len(clients) - most:,} more clients"]
+        if change.further:
+            lines += ["", f"and {change.further:,} more clients"]
     lines += ["", *(f"- {_inert(printable(gap.text))}" for gap in result.gaps), "", CAVEAT, ""]
     return "\n".join(lines)
 
@@ -173,13 +170,6 @@ def as_markdown(result: Result, most: int) -> str:
 def _inert(text: str) -> str:
     """Return a text in which Markdown sees neither markup nor a link."""
     return "".join(each if each.isalnum() or each in " .,-=≥%" else f"&#{ord(each)};" for each in text)
-
-
-def _changes(difference: Difference) -> list[tuple[str, int, Heaviest[str]]]:
-    return [
-        ("denied", difference.denied, difference.newly_denied),
-        ("allowed", difference.allowed, difference.newly_allowed),
-    ]
 
 
 def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[str, Any]:
@@ -215,12 +205,12 @@ def as_mapping(result: Result, *, by: str, most: int, rule: str | None) -> dict[
         mapping["against"] = {
             "denied": result.against.denied,
             **{
-                f"newly_{word}": {
-                    "requests": number,
+                name: {
+                    "requests": clients.total,
                     "clients": len(clients),
                     "most": {printable(client): seen.at_least for client, seen in clients.most(most)},
                 }
-                for word, number, clients in _changes(result.difference)
+                for name, clients in vars(result.difference).items()
             },
         }
     return mapping

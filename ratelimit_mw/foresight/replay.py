@@ -212,9 +212,9 @@ def _compare(deciders: Sequence[Decider], difference: Difference, entry: LogEntr
     decider, against = deciders
     old = against.decide(entry)
     if old.allowed and not verdict.allowed:
-        difference.deny(decider.name_of(verdict, entry), entry.at)
+        difference.newly_denied.add(decider.name_of(verdict, entry), entry.at)
     elif verdict.allowed and not old.allowed:
-        difference.allow(against.name_of(old, entry), entry.at)
+        difference.newly_allowed.add(against.name_of(old, entry), entry.at)
 
 
 def _hits(template: str, decider: Decider) -> Callable[[LogEntry], bool]:

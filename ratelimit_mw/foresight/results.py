@@ -51,12 +51,13 @@ class Heaviest(Generic[K]):
     """
 
     def __init__(self, size: int = _MOST_CLIENTS) -> None:
-        self._size = size
-        self._counts: dict[K, list[int]] = {}  # count, error, first, last
-        self._by_count: dict[int, dict[K, None]] = {}
-        self._least = 0
+        self.total = 0
+        """How often a key was counted."""
         self.full = False
         """True if a key has lost its place. The number of keys is then unknown, but not smaller than `len`."""
+        self._size = size
+        self._counts: dict[K, list[int]] = {}  # count, error, first, last
+        self._order: list[tuple[int, K]] = []  # a heap: a count that each key had, which may have grown since
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -69,17 +70,14 @@ class Heaviest(Generic[K]):
 
     def add(self, key: K, at: int) -> bool:
         """Count a key at a time. Return True if the key is new in the table."""
+        self.total += 1
         held = self._counts.get(key)
         if held is not None:
             held[0] += 1
             held[3] = at
-            if self.full:
-                self._move(key, held[0] - 1)
             return False
-        if len(self._counts) < self._size:
-            self._counts[key] = [1, 0, at, at]
-            return True
-        self._replace(key, at)
+        least = self._remove_least(key) if len(self._counts) >= self._size else 0
+        self._counts[key] = [least + 1, least, at, at]
         return True
 
     def most(self, number: int) -> list[tuple[K, Seen]]:
@@ -90,33 +88,19 @@ class Heaviest(Generic[K]):
         best = heapq.nsmallest(number, self._counts.items(), key=lambda item: (-item[1][0], item[1][2], item[0]))
         return [(key, Seen(*held)) for key, held in best]
 
-    def _index(self) -> None:
-        """Find the keys of each count."""
-        self._by_count = {}
-        for key, held in self._counts.items():
-            self._by_count.setdefault(held[0], {})[key] = None
-        self._least = min(self._by_count)
-
-    def _move(self, key: K, before: int) -> None:
-        keys = self._by_count[before]
-        del keys[key]
-        self._by_count.setdefault(before + 1, {})[key] = None
-        if not keys:
-            del self._by_count[before]
-            if before == self._least:
-                self._least = before + 1
-
-    def _replace(self, key: K, at: int) -> None:
+    def _remove_least(self, successor: K) -> int:
+        """Remove a key with the smallest count for another key, and return this count."""
         if not self.full:
             self.full = True
-            self._index()
-        least = self._least
-        keys = self._by_count[least]
-        victim = next(iter(keys))
-        del keys[victim], self._counts[victim]
-        keys[key] = None
-        self._counts[key] = [least + 1, least, at, at]
-        self._move(key, least)
+            self._order = [(held[0], key) for key, held in self._counts.items()]
+            heapq.heapify(self._order)
+        count, key = self._order[0]
+        while count < self._counts[key][0]:
+            heapq.heapreplace(self._order, (self._counts[key][0], key))
+            count, key = self._order[0]
+        heapq.heapreplace(self._order, (count + 1, successor))
+        del self._counts[key]
+        return count
 
 
 class RuleResult:
@@ -304,30 +288,17 @@ class RulesOutcome:
         return found[:number]
 
 
+@dataclass
 class Difference:
     """How the outcomes of requests differ between two sets of rules.
 
     Attributes:
         newly_denied: The requests that the rules deny and those to compare with allow, by client.
         newly_allowed: The requests that the rules allow and those to compare with deny, by client.
-        denied: The number of the first.
-        allowed: The number of the second.
     """
 
-    def __init__(self) -> None:
-        self.newly_denied: Heaviest[str] = Heaviest()
-        self.newly_allowed: Heaviest[str] = Heaviest()
-        self.denied = self.allowed = 0
-
-    def deny(self, client: str, at: int) -> None:
-        """Count a request that is newly denied, by the name of the client that the rules deny."""
-        self.denied += 1
-        self.newly_denied.add(client, at)
-
-    def allow(self, client: str, at: int) -> None:
-        """Count a request that is newly allowed, by the name of the client that the rules to compare with deny."""
-        self.allowed += 1
-        self.newly_allowed.add(client, at)
+    newly_denied: Heaviest[str] = field(default_factory=Heaviest)
+    newly_allowed: Heaviest[str] = field(default_factory=Heaviest)
 
 
 @dataclass(kw_only=True)

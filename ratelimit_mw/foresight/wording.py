@@ -1,10 +1,11 @@
 """What a replay finds in words: the names of clients, the sentence, the times and the notes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 from urllib.parse import unquote
 
-from ratelimit_mw.foresight.results import Curve, DeniedClient, Heaviest, Result, RuleResult, RulesOutcome
+from ratelimit_mw.foresight.results import Curve, DeniedClient, Difference, Heaviest, Result, RuleResult, RulesOutcome
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.identity.sources import SOURCES
 from ratelimit_mw.model import SECOND
@@ -92,8 +93,37 @@ def sentence(result: Result) -> str:
 
 
 def _of(clients: Heaviest[str]) -> str:
-    number = spelled(len(clients), at_least=clients.full)
-    return f", of {number} client{'s' * (len(clients) != 1)}" if len(clients) else ""
+    return f", of {_clients(clients)}" if len(clients) else ""
+
+
+def _clients(clients: Heaviest[str]) -> str:
+    return f"{spelled(len(clients), at_least=clients.full)} client{'s' * (len(clients) != 1)}"
+
+
+class Change(NamedTuple):
+    """What other rules deny, or allow, in addition, in words.
+
+    Attributes:
+        word: "denied" or "allowed".
+        requests: How many requests.
+        clients: How many clients.
+        most: The clients with the most of these requests, each with their number.
+        further: The number of other clients.
+    """
+
+    word: str
+    requests: str
+    clients: str
+    most: list[tuple[str, str]]
+    further: int
+
+
+def changes(difference: Difference, most: int) -> Iterator[Change]:
+    """Yield how two sets of rules differ, with at most so many clients for each change."""
+    for word, clients in (("denied", difference.newly_denied), ("allowed", difference.newly_allowed)):
+        named = [(client, spelled(seen.at_least, at_least=seen.error > 0)) for client, seen in clients.most(most)]
+        requests = f"{clients.total:,} request{'s' * (clients.total != 1)}"
+        yield Change(word, requests, _clients(clients), named, len(clients) - len(named))
 
 
 def spelled(number: int, *, at_least: bool = False) -> str:

@@ -66,7 +66,7 @@ def test_the_report_says_what_the_terminal_says(result):
     assert "access.log" in text
     assert "logs/" not in text
     assert "2026-03-01 12:00:00 to 2026-03-01 12:01:19 UTC" in text
-    assert f"Newly denied: {result.difference.denied} requests of" in text
+    assert f"Newly denied: {result.difference.newly_denied.total} requests of" in text
     assert "The log's clients did not know of these limits." in text
     assert "1 of 46 lines could not be read" in text
 
@@ -203,8 +203,8 @@ def test_a_million_requests_of_many_clients_and_rules_fit_into_300_kilobytes():
         outcome.limited.add(name, start)
         outcome.clients.add((number % 40, name), start)
         outcome.names[number % 40, name] = name
-        difference.deny(name, start)
-        difference.allow(name, start)
+        difference.newly_denied.add(name, start)
+        difference.newly_allowed.add(name, start)
     windows = [round(1.003**number) for number in range(4000)]
     limits = tuple(sorted({round(1.17**number) for number in range(60)} | {5}))
     made = curve("", limits, windows)

@@ -76,7 +76,7 @@ _NGINX = {
         # Those of other proxies. Their own names for these values are no names of variables.
         Variable("$begin_local", "time", _DAY, common_time),
         Variable("$begin_iso8601", "time", _ISO, iso_time),
-        Variable("$begin_haproxy", "time", rf"{_DATE}", lambda text: common_time(f"{text} +0000")),
+        Variable("$begin_haproxy", "time", _DATE, common_time),
         Variable("$forwarded_for", "ip"),
         Variable("$milliseconds", "duration_ms", _NUMBER),
         Variable("$queues", "", r"[0-9]++/[0-9]++"),

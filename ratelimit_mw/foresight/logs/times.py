@@ -6,6 +6,7 @@ The forms are that of the Common Log Format, ISO 8601, and numbers since the epo
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 
 from ratelimit_mw.model import SECOND
 
@@ -15,12 +16,17 @@ TimeReader = Callable[[str], int]
 _LATEST = 253_402_300_800 * SECOND
 """The first microsecond of the year 10 000."""
 
-_MONTH_NAMES = "JanFebMarAprMayJunJulAugSepOctNovDec"
-_MONTHS = {_MONTH_NAMES[place : place + 3]: place // 3 + 1 for place in range(0, 36, 3)}
-_COMMON = re.compile(
-    r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):([01]\d|2[0-3]):([0-5]\d):([0-5]\d|60)(\.\d{1,9})? ([+-])(\d\d)(\d\d)", re.ASCII
+_MONTHS = dict(
+    zip(
+        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
+        ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12"),
+        strict=True,
+    )
 )
-_NUMBER = re.compile(r"(\d{1,19})(?:\.(\d{1,9}))?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,9})?", re.ASCII)
+
+_UNITS = ((10**11, SECOND), (10**14, SECOND // 1000), (10**17, 1), (10**19, Decimal("0.001")))
+"""The first numbers that are too large for a unit, and its microseconds. Seconds are from before the year 5138."""
 
 
 def common_time(text: str) -> int:
@@ -29,15 +35,10 @@ def common_time(text: str) -> int:
     Raises:
         ValueError: The text is not such a time.
     """
-    found = _COMMON.fullmatch(text)
-    if found is None or found[2] not in _MONTHS:
+    month = _MONTHS.get(text[3:6])
+    if month is None:
         raise ValueError(f"{text!r:.80} is not a time")
-    day, month, year, hour, minute, second, fraction, sign, zone_hours, zone_minutes = found.groups()
-    midnight = int(datetime(int(year), _MONTHS[month], int(day), tzinfo=UTC).timestamp())
-    offset = int(zone_hours) * 3600 + int(zone_minutes) * 60
-    past = int(hour) * 3600 + int(minute) * 60 + int(second)  # the second may be 60, a leap second
-    at = midnight + past + (offset if sign == "-" else -offset)
-    return _checked(at * SECOND + _micros(fraction))
+    return iso_time(f"{text[7:11]}-{month}-{text[:2]}T{text[12:].replace(' ', '')}")
 
 
 def iso_time(text: str) -> int:
@@ -58,15 +59,11 @@ def epoch_time(text: str) -> int:
     Raises:
         ValueError: The text is not such a number.
     """
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    if _NUMBER.fullmatch(text) is None:
         raise ValueError(f"{text!r:.80} is not a time")
-    number = int(found[1])
-    if number < 100_000_000_000:  # seconds until the year 5138
-        return _checked(number * SECOND + _micros("." + (found[2] or "0")))
-    if number < 100_000_000_000_000:
-        return _checked(number * 1000 + int(((found[2] or "") + "000")[:3]))
-    return _checked(number if number < 100_000_000_000_000_000 else number // 1000)
+    number = Decimal(text)
+    unit = next(unit for most, unit in _UNITS if number < most)
+    return _checked(int(number * unit))
 
 
 def any_time(text: str) -> int:
@@ -88,11 +85,6 @@ def strftime_time(form: str) -> TimeReader:
         return iso_time(at.isoformat())
 
     return read
-
-
-def _micros(fraction: str | None) -> int:
-    """Return the microseconds in the fraction of a second, which begins with its point."""
-    return int((fraction[1:] + "000000")[:6]) if fraction else 0
 
 
 def _checked(at: int) -> int:
@@ -117,10 +109,7 @@ class KnownTimes(dict[str, int]):
 
     def __missing__(self, text: str) -> int:
         """Read a text, and remember it."""
-        try:
-            at = self._read(text)
-        except (OverflowError, RecursionError) as error:
-            raise ValueError(f"{text!r:.80} is not a time") from error
+        at = self._read(text)
         if len(self) >= _MOST:
             self.clear()
         self[text] = at

@@ -17,13 +17,12 @@ from ratelimit_mw.foresight.results import (
     MINUTE,
     Curve,
     Difference,
-    Heaviest,
     Result,
     RuleResult,
     RulesOutcome,
     bars_of,
 )
-from ratelimit_mw.foresight.wording import client_cells, limit_cells, notes, rule_cells, sentence, share, spelled, utc
+from ratelimit_mw.foresight.wording import changes, client_cells, limit_cells, notes, rule_cells, sentence, share, utc
 from ratelimit_mw.units import spell_period
 
 MOST_CHARTS = 5
@@ -292,22 +291,19 @@ def _curve(curve: Curve, room: int) -> Markup:
 
 
 def _difference(difference: Difference, most: int) -> Markup:
-    def part(word: str, number: int, clients: Heaviest[str]) -> Markup:
-        held = spelled(len(clients), at_least=clients.full)
-        rows = [
-            (_client(client), spelled(seen.at_least, at_least=seen.error > 0)) for client, seen in clients.most(most)
-        ]
-        text = f"Newly {word}: {number:,} request{'s' * (number != 1)} of {held} client{'s' * (len(clients) != 1)}"
-        return element("div", element("h3", text), _table(("client", ">requests"), rows) if rows else None)
-
-    return _section(
-        "Compared with the other rules",
+    parts = [
         element(
             "div",
-            part("denied", difference.denied, difference.newly_denied),
-            part("allowed", difference.allowed, difference.newly_allowed),
-            class_="two",
-        ),
+            element("h3", f"Newly {change.word}: {change.requests} of {change.clients}"),
+            _table(("client", ">requests"), [(_client(client), number) for client, number in change.most])
+            if change.most
+            else None,
+        )
+        for change in changes(difference, most)
+    ]
+    return _section(
+        "Compared with the other rules",
+        element("div", *parts, class_="two"),
         _note("Each request was decided by both sets of rules, and counted if the outcomes differ."),
     )
 

@@ -17,9 +17,6 @@ from ratelimit_mw.units import spell_period
 MOST_LIMITS = 50
 """The most limits of an exact curve."""
 
-REPLAYED_LIMITS = 8
-"""The number of limits of a replayed curve. One of them is the limit in force."""
-
 _DIGITS = (10, 12, 15, 18, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90)
 """The numbers of each decade that people write, in tenths."""
 
@@ -81,16 +78,6 @@ def subjects_of(rules: Rules) -> list[Subject]:
                 found.append(Subject(rule=limit.rule, place=place, quota=quota, coupled=coupled, with_number=number))
             place += 1
     return found
-
-
-def decides_alone(rules: Rules) -> bool:
-    """Return True if it is certain before a replay that the only rule has one counter, which decides by itself."""
-    (first, *others) = rules.parts
-    if others or first.descriptors is not None or len(first.compiled) != 1 or first.overrides is not None:
-        return False
-    (rule,) = first.compiled
-    varies = rule.tiers is not None or rule.read_limit is not None or rule.read_cost is not None or rule.cost != 1
-    return not varies and len(rule.by) == len(rule.limits) == 1 and not _coupled(rule.rule, rule.limits[0])
 
 
 def _of_rule(part: RuleSet, compiled: CompiledRule, place: int) -> Iterator[Subject]:
