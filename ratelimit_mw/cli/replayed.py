@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from ratelimit_mw.cli.common import bars, say_table
-from ratelimit_mw.foresight.results import MINUTE, Curve, DeniedClient, Difference, Result, RuleResult
+from ratelimit_mw.foresight.results import MINUTE, Bars, Curve, DeniedClient, Difference, Result, RuleResult
 from ratelimit_mw.foresight.wording import (
     CAVEAT,
     changes,
@@ -89,10 +89,8 @@ def sparkline(rule: RuleResult, first: int, last: int, minutes: int) -> str:
     """Return the denials of a rule over time, one character for so many minutes, or for several times as many."""
     begin, end = first // MINUTE // minutes, last // MINUTE // minutes
     each = -(-(end - begin + 1) // _WIDEST)  # how many units share a character
-    counts = [0] * ((end - begin) // each + 1)
-    for minute, count in rule.minutes.items():
-        counts[(minute // minutes - begin) // each] += count
-    return bars(counts)
+    spans = Bars(begin * minutes, each * minutes, (end - begin) // each + 1)
+    return bars(spans.heights(rule.minutes))
 
 
 def _say_clients(clients: Sequence[DeniedClient]) -> None:

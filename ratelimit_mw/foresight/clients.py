@@ -62,6 +62,23 @@ def agent_of(text: str) -> str:
     return f"{first[0]}/"
 
 
+def regular_period(gaps: Sequence[int]) -> int:
+    """Return the median time between requests if the middle 80 % of all times between them are near it, otherwise 0.
+
+    Near is a tenth of the median, or the second by which the clock of most logs is inexact. A period below two seconds
+    can therefore not be told from chance.
+
+    Args:
+        gaps: The times between two requests, ascending, in microseconds. Fewer than 19 say too little.
+    """
+    if len(gaps) < LEAST - 1:
+        return 0
+    median, tenth = gaps[len(gaps) // 2], len(gaps) // 10
+    near = max(median // 10, SECOND)
+    regular = median - gaps[tenth] <= near and gaps[-1 - tenth] - median <= near
+    return median if regular and median >= 2 * SECOND else 0
+
+
 class Having(NamedTuple):
     """What a log has, so that a browser without it is unusual.
 

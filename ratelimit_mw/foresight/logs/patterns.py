@@ -6,8 +6,9 @@ are needed.
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ratelimit_mw.foresight.logs.entry import (
@@ -125,10 +126,23 @@ def parts_of(text: str) -> list[str | Variable]:
         ValueError: The text has no variables of either server.
     """
     text = _unquoted(text.strip())
-    found = list(_merged(_nginx(text) if "$" in text else _apache(text)))
-    if not any(isinstance(part, Variable) for part in found):
+    token, variable = _NGINX_TOKEN, _nginx_variable
+    if "$" not in text:
+        token, variable = _APACHE_TOKEN, _apache_variable
+        text = text.replace('\\"', '"').replace("\\t", "\t")
+    texts, variables, end = [""], list[Variable](), 0  # the text before each variable, and that behind the last one
+    for found in token.finditer(text):
+        texts[-1] += text[end : found.start()]
+        end = found.end()
+        if found[0] == "%%":
+            texts[-1] += "%"
+        else:
+            variables.append(variable(found))
+            texts.append("")
+    texts[-1] += text[end:]
+    if not variables:
         raise ValueError(f"{text!r:.200} is no format: it has no variables such as $remote_addr or %h")
-    return found
+    return [part for pair in zip_longest(texts, variables) for part in pair if part]
 
 
 def _unquoted(text: str) -> str:
@@ -142,32 +156,8 @@ def _unquoted(text: str) -> str:
     return "".join(word for word in words[2:] if not word.startswith("escape="))
 
 
-def _merged(parts: Iterator[str | Variable]) -> Iterator[str | Variable]:
-    """Join texts that follow each other, and leave out empty ones."""
-    text = ""
-    for part in parts:
-        if isinstance(part, str):
-            text += part
-            continue
-        if text:
-            yield text
-        text = ""
-        yield part
-    if text:
-        yield text
-
-
-def _nginx(text: str) -> Iterator[str | Variable]:
-    end = 0
-    for token in _NGINX_TOKEN.finditer(text):
-        yield text[end : token.start()]
-        end = token.end()
-        yield nginx_variable(f"${token[1] or token[2]}")
-    yield text[end:]
-
-
-def nginx_variable(name: str) -> Variable:
-    """Return the variable of nginx with this name, which begins with "$"."""
+def _nginx_variable(found: re.Match[str]) -> Variable:
+    name = f"${found[1] or found[2]}"
     known = _NGINX.get(name)
     if known is not None:
         return known
@@ -178,17 +168,8 @@ def nginx_variable(name: str) -> Variable:
     return Variable(name, "", _UPSTREAM if name.startswith("$upstream_") and name.endswith("_time") else "")
 
 
-def _apache(text: str) -> Iterator[str | Variable]:
-    text = text.replace('\\"', '"').replace("\\t", "\t")
-    end = 0
-    for token in _APACHE_TOKEN.finditer(text):
-        yield text[end : token.start()]
-        end = token.end()
-        yield "%" if token[0] == "%%" else _apache_variable(token[0], token[2], token[3])
-    yield text[end:]
-
-
-def _apache_variable(written: str, argument: str | None, letter: str) -> Variable:
+def _apache_variable(found: re.Match[str]) -> Variable:
+    written, argument, letter = found[0], found[2], found[3]
     if argument is None:
         known = _APACHE.get(f"%{letter}", Variable(written))
         return known._replace(name=written)

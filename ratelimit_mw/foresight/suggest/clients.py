@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from ratelimit_mw.foresight.clients import regular_period
 from ratelimit_mw.foresight.suggest.limits import Uses, quantile
 from ratelimit_mw.foresight.suggest.traffic import (
     ANY,
@@ -23,7 +24,7 @@ from ratelimit_mw.foresight.suggest.traffic import (
     status_of,
     statuses_by_route,
 )
-from ratelimit_mw.units import DAY, SECOND
+from ratelimit_mw.units import DAY
 
 Path = tuple[str, ...]
 
@@ -194,7 +195,6 @@ _SHARE = 3
 _LEAST_TRACK = 10
 """A client with fewer requests is not said to do one thing only, because chance could make it look so."""
 
-_LEAST_POLLS = 20
 _COMMON = 3
 """A route is common if those who use it send at least one of so many requests."""
 
@@ -245,23 +245,15 @@ def track_of(statuses: Mapping[int, int]) -> Track | None:
 def poll_of(requests: Sequence[LoggedRequest]) -> Poll | None:
     """Return what a client polls: one page, with success, in at least 20 and 90 % of its requests. Otherwise None.
 
-    The middle 80 % of the times between these requests must be near their median: within a tenth of it, or within the
-    second by which the clock of most logs is inexact. A period below two seconds can therefore not be told from chance.
     In a period of more than a day, a log shows too few requests.
     """
-    if len(requests) < _LEAST_POLLS:
-        return None
     number, page = max((number, page) for page, number in Counter(page_of(packed) for _, packed in requests).items())
     if 10 * number < 9 * len(requests):
         return None
     own = [(at, packed) for at, packed in requests if page_of(packed) == page]
-    gaps = sorted(after - before for (before, _), (after, _) in pairwise(own))
-    tenth = len(gaps) // 10
-    median = gaps[len(gaps) // 2]
-    near = max(median // 10, SECOND)
-    regular = median - gaps[tenth] <= near and gaps[-1 - tenth] - median <= near and 2 * SECOND <= median <= DAY
+    period = regular_period(sorted(after - before for (before, _), (after, _) in pairwise(own)))
     fails = 2 * sum(status_of(packed) >= 400 for _, packed in own) > number
-    return Poll(route_of(own[0][1]), median, number) if number >= _LEAST_POLLS and regular and not fails else None
+    return Poll(route_of(own[0][1]), period, number) if 0 < period <= DAY and not fails else None
 
 
 def is_steady(times: Sequence[int]) -> bool:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ratelimit_mw.foresight.clients import LEAST, Facts, Having
+from ratelimit_mw.foresight.clients import Facts, Having, regular_period
 from ratelimit_mw.foresight.simulation import identity_of
 from ratelimit_mw.foresight.what_if.collection import STATUS, Recording, Series
 from ratelimit_mw.foresight.what_if.exact import Bools, Ints, Sequences, changes
-from ratelimit_mw.model import SECOND
 
 _PARTS = re.compile(r".*\.(?:css|js|mjs|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|map)", re.IGNORECASE)
 """The paths of what a page consists of, apart from itself."""
@@ -267,7 +266,7 @@ class Columns:
             _most(marks & _STATUSES),
             [(self.recording.agents.names[each], many) for each, many in _most(marks >> STATUS, most=9)],
             float(np.count_nonzero(self._part[paths]) / len(paths)),
-            _period(times),
+            regular_period(np.sort(np.diff(times)).tolist()),
         )
 
 
@@ -281,18 +280,3 @@ def _most(values: npt.NDArray[Any], most: int = _SHOWN) -> list[tuple[int, int]]
     """Return the values that occur most, with their numbers."""
     found, counts = np.unique(values, return_counts=True)
     return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True))).most_common(most)
-
-
-def _period(times: Ints) -> int:
-    """Return the median time between requests if the middle 80 % of all times between them are near it, otherwise 0.
-
-    Near is a tenth of the median, or the second by which the clock of most logs is inexact. A period below two seconds
-    can therefore not be told from chance.
-    """
-    gaps = np.sort(np.diff(times))
-    if len(gaps) < LEAST:
-        return 0
-    median, tenth = int(gaps[len(gaps) // 2]), len(gaps) // 10
-    near = max(median // 10, SECOND)
-    regular = median - gaps[tenth] <= near and gaps[-1 - tenth] - median <= near
-    return median if regular and median >= 2 * SECOND else 0
