@@ -112,7 +112,7 @@ class RateLimitMiddleware:
             return
         engine = self._engine
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
-        head = asgi_head(scope, self._request_of)
+        head = asgi_head(scope, self._request_of, rules.fields)
         request = None if rules.bare else self._request_of(scope, head)
         if self._first.left:
             self._first.examine(request or self._request_of(scope, head))

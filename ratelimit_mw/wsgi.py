@@ -97,7 +97,7 @@ class RateLimitMiddleware:
         rules = engine.current()  # read once, so that one version of the rules applies to the whole request
         if rules.special:
             return self._serve_special(rules, environ, start_response)
-        head = wsgi_head(environ, self._request_of)
+        head = wsgi_head(environ, self._request_of, rules.fields)
         request = None if rules.bare else self._request_of(environ, head)
         if self._first.left:
             self._first.examine(request or self._request_of(environ, head))

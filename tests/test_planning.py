@@ -142,10 +142,17 @@ def scope_of(path="/a", method="GET", client="192.0.2.1", **headers):
 
 
 def asked(limiter, **options):
-    """The plan of a request, which has to be what the rules alone say of it."""
-    made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of(**options)))
-    assert made.charges == limiter.rules.plan(AsgiRequest(scope_of(**options)))
+    """The plan of a request, which has to be what the rules alone say of it. By its head, it has the same."""
+    planner, rules, scope = limiter.engine.planner, limiter.rules, scope_of(**options)
+    made = planner.plan(rules, AsgiRequest(scope))
+    assert made.charges == rules.plan(AsgiRequest(scope))
+    assert not rules.bare or by_head(limiter, scope).charges == made.charges
     return made
+
+
+def by_head(limiter, scope):
+    """The plan of the head of a request, as the middleware asks for it."""
+    return limiter.engine.planner.plan_of_head(limiter.rules, scope, asgi_head(scope, read=limiter.rules.fields))
 
 
 def test_a_plan_is_remembered_when_its_request_comes_a_second_time(engine):
@@ -153,7 +160,7 @@ def test_a_plan_is_remembered_when_its_request_comes_a_second_time(engine):
     plans = limiter.rules.plans
     kept = []
     for _ in range(3):
-        asked(limiter)
+        by_head(limiter, scope_of())
         kept.append(len(plans))
     assert kept == [0, 1, 1]
 
@@ -162,8 +169,7 @@ def test_the_plan_of_an_absolute_target_with_a_long_host_is_not_remembered(engin
     limiter = engine({**ALL, "by": "path"})
     for _ in range(3):
         asked(limiter, path=f"http://{'a' * 600}/a")
-        scope = scope_of(path=f"http://{'b' * 600}/a")
-        limiter.engine.planner.plan_of_head(limiter.rules, scope, asgi_head(scope))
+        by_head(limiter, scope_of(path=f"http://{'b' * 600}/a"))
     assert len(limiter.rules.plans) == 0
 
 
@@ -275,16 +281,32 @@ def test_a_switch_that_is_thrown_or_set_back_is_seen_by_requests_that_are_rememb
         made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of()))
         plans.append([ask.shadow for ask in made.asks])
         for _ in range(3):
-            told = limiter.engine.planner.plan_of_head(limiter.rules, scope_of(), asgi_head(scope_of()))
-            assert [ask.shadow for ask in told.asks] == plans[-1]
+            assert [ask.shadow for ask in by_head(limiter, scope_of()).asks] == plans[-1]
         assert [ask.shadow for ask in plan(limiter, IP).asks] == plans[-1]
     assert plans == [[False], [], [True], [False]]
 
 
 def test_many_empty_lines_of_a_header_are_too_much_to_remember(engine):
     limiter = engine({**ALL, "by": "ip", "match": {"header:X-Plan": "gold"}})
-    scope = {**scope_of(), "headers": [(b"x-plan", b"")] * 600}
-    assert limiter.rules.plans.key(AsgiRequest(scope)) is None
+    for _ in range(3):
+        by_head(limiter, {**scope_of(), "headers": [(b"x-plan", b"")] * 600})
+    assert len(limiter.rules.plans) == 0
+
+
+USERS = [[], ["x-user: a"], ["x_user: a"], ["X-User: a"], ["X_USER: a"], ["x-user: b"], ["x-users: a"], ["x-plan: a"]]
+USERS += [["x-user: a", "x-user: b"], ["x-user: b", "x-user: a"]]
+USERS += [["x-user: a", "x-plan: b"], ["x-plan: a", "x-user: b"]]
+
+
+def test_the_head_of_a_request_has_each_spelling_and_each_line_that_rules_read(engine):
+    of_plan = {**ALL, "name": "of plan", "by": "ip", "match": {"header:X-Plan": "a"}}
+    limiter = engine({**ALL, "by": ["ip", "user"]}, of_plan, client={"user": "header:X-User"})
+    for _ in range(3):
+        for lines in USERS:
+            pairs = [tuple(line.encode().split(b": ")) for line in lines]
+            made = limiter.rules.plan(AsgiRequest({**scope_of(), "headers": pairs}))
+            assert by_head(limiter, {**scope_of(), "headers": pairs}).charges == made, lines
+    assert len(limiter.rules.plans) > len(USERS) / 2
 
 
 @pytest.mark.parametrize("word", ["off", "shadow"])

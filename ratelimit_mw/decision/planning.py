@@ -150,14 +150,14 @@ class Planner:
         Args:
             rules: the rules.
             context: the scope or the environ.
-            head: the head of the request.
+            head: the head of the request, with the fields that the rules read.
         """
         known = rules.plans
         if known is None or self.switch.thrown:
             return self.plan(rules, head[0](context, head))
         find = known.get
         # To hash an address alone reads fewer objects, which are rarely in the cache of the processor.
-        key: Hashable = head if known.by_path else head[4] if head[1] == "GET" else (head[1], head[4])
+        key: Hashable = head[4] if known.by_peer and head[3] == "GET" else head if known.by_path else head[3:]
         plan: Plan | None = find(key)
         if plan is None:
             plan = self._kept(known, key, rules, head[0](context, head))

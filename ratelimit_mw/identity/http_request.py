@@ -3,7 +3,7 @@
 The first requests also show mistakes in the setup, such as an untrusted proxy.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
@@ -21,12 +21,46 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuv
 
 _NAME = itemgetter(0)
 
-RequestHead = tuple[Callable[..., Request], str, str, str, str | None]
-"""The head of a request, on which most plans depend: what makes the request, and its method, its path, the prefix of
-the path, and its peer, as the server gives them.
+RequestHead = tuple[Any, ...]
+"""The head of a request, on which most plans depend: what makes the request, its path, the prefix of the path, its
+method and its peer, as the server gives them, and then the fields that rules read, see `ReadFields`.
 
 Apps may change the path and the prefix in the scope or the environ, so both are kept for a request that is made later.
 """
+
+
+class ReadFields:
+    """The header fields that rules read, as they stand in a request. All that rules read of its headers is in them.
+
+    Args:
+        names: The names of the fields, in lower case.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = sorted(names)
+        self._folded = frozenset(name.encode("latin-1", "replace").translate(_FOLD) for name in self.names)
+        self._lengths = frozenset(map(len, self._folded))
+        self._keys = [_key(name) for name in self.names]
+        self._server = "host" in self.names  # without a Host header, the host is the name of the server
+
+    def of_scope(self, scope: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the name and the value of each line that rules may read, by any spelling of its name, in order."""
+        lengths, folded = self._lengths, self._folded
+        found: list[Any] = []
+        for name, value in scope.get("headers") or ():
+            if len(name) in lengths and name.translate(_FOLD) in folded:
+                found += name, value
+        if self._server:
+            server = scope.get("server")
+            found.append(server and server[0])
+        return found
+
+    def of_environ(self, environ: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the value of each field, None for one that is absent."""
+        found = [*map(environ.get, self._keys)]
+        if self._server:
+            found.append(environ.get("SERVER_NAME"))
+        return found
 
 
 class AsgiRequest(Request):
@@ -44,7 +78,7 @@ class AsgiRequest(Request):
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
         self._names = 0, b""
-        _, method, path, root, self.peer = head or asgi_head(scope)
+        _, path, root, method, self.peer, *_ = head or asgi_head(scope)
         self.method = method.upper()
         self.path = path or "/"
         self.forms: Forms | None = None
@@ -65,6 +99,10 @@ class AsgiRequest(Request):
             server = self.context.get("server")
             return [server[0]] if server and server[0] else []
         return lines if len(lines) <= MOST_LINES else None
+
+    def fields(self, read: ReadFields) -> Sequence[Any]:
+        """Return what `ReadFields.of_scope` finds."""
+        return read.of_scope(self.context)
 
     def _lines(self, names: bytes, needle: bytes) -> list[str]:
         """Return the last lines of a name, in order, and at most one more than `MOST_LINES`. See `_line`.
@@ -106,16 +144,19 @@ def _line(name: str) -> bytes:
     return b"\n%b\n" % name.encode("latin-1", "replace")
 
 
-def asgi_head(scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest) -> RequestHead:
-    """Return the head of a request, which `make` makes later."""
+def asgi_head(
+    scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest, read: ReadFields | None = None
+) -> RequestHead:
+    """Return the head of a request, which `make` makes later, with the fields that are `read`."""
     client = scope.get("client")
-    return (
+    head = (
         make,
-        scope.get("method", "GET"),  # a websocket scope has none
         scope.get("path", ""),
         scope.get("root_path", ""),
+        scope.get("method", "GET"),  # a websocket scope has none
         client[0] if client else None,  # None on a unix socket
     )
+    return head if read is None else (*head, *read.of_scope(scope))
 
 
 def detached_scope(scope: MutableMapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +199,7 @@ class WsgiRequest(Request):
         self.context = environ
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
-        _, method, path, _, self.peer = head or wsgi_head(environ)
+        _, path, _, method, self.peer, *_ = head or wsgi_head(environ)
         self.method = method.upper()
         path = path or "/"
         self.forms: Forms | None = None
@@ -174,8 +215,7 @@ class WsgiRequest(Request):
 
     def header(self, name: str) -> str | None:
         """Return the header. The server has joined its lines with commas."""
-        key = name.upper().replace("-", "_")
-        value: str | None = self.context.get(key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}")
+        value: str | None = self.context.get(_key(name))
         return value
 
     def field_lines(self, name: str) -> list[str] | None:
@@ -183,11 +223,21 @@ class WsgiRequest(Request):
         value = self.header(name) or (self.context.get("SERVER_NAME") if name == "host" else None)
         return [value] if value else []
 
+    def fields(self, read: ReadFields) -> Sequence[Any]:
+        """Return what `ReadFields.of_environ` finds."""
+        return read.of_environ(self.context)
+
     @property
     def query_string(self) -> str:
         """The query string, decoded as latin-1."""
         query: str = self.context.get("QUERY_STRING") or ""
         return query
+
+
+def _key(name: str) -> str:
+    """Return the key of a header in an environ."""
+    key = name.upper().replace("-", "_")
+    return key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"
 
 
 _DROPPING = ("gunicorn/", "Werkzeug/", "waitress", "gevent/", "Apache/")
@@ -204,15 +254,18 @@ def drops_underscores(environ: Mapping[str, Any]) -> bool:
     return name.startswith(_DROPPING) or type(environ.get("wsgi.input")).__module__.startswith("django.core.")
 
 
-def wsgi_head(environ: dict[str, Any], make: Callable[..., WsgiRequest] = WsgiRequest) -> RequestHead:
-    """Return the head of a request, which `make` makes later."""
-    return (
+def wsgi_head(
+    environ: dict[str, Any], make: Callable[..., WsgiRequest] = WsgiRequest, read: ReadFields | None = None
+) -> RequestHead:
+    """Return the head of a request, which `make` makes later, with the fields that are `read`."""
+    head = (
         make,
-        environ.get("REQUEST_METHOD", "GET"),
         environ.get("PATH_INFO", ""),
         "",  # the server has cut SCRIPT_NAME off the path
+        environ.get("REQUEST_METHOD", "GET"),
         environ.get("REMOTE_ADDR") or None,  # absent or empty on a unix socket
     )
+    return head if read is None else (*head, *read.of_environ(environ))
 
 
 def detached_environ(environ: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,10 @@ class Request(Protocol):
         """
         ...
 
+    def fields(self, _read: Any) -> Sequence[Any]:
+        """Return what plans depend on in the headers, for a request of a server. See `http_request.ReadFields`."""
+        return ()
+
     def header(self, name: str) -> str | None:
         """Return the first of the header's lines. None if the header is absent."""
         lines = self.header_lines(name)

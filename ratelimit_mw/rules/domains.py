@@ -84,8 +84,11 @@ class Rules:
         remembered = self.asking is None and not self.metered and all(part.overrides_never_end for part in parts)
         self.plans = Plans([part.attributes for part in parts], by_path=by_path) if remembered else None
         """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
-        self.bare = self.plans is not None and self.plans.bare and not self.special
-        """Nothing of a request is read except its method, its path and its peer, and one decision is enough."""
+        read = self.plans.fields if self.plans is not None else None
+        self.bare = read is not None and not self.special
+        """Nothing of a request is read except its head, and one decision is enough."""
+        self.fields = read if read is not None and self.bare and read.names else None
+        """The header fields that rules read, if they are bare. None if they read none."""
 
     def overridden(self, parts: Sequence[RuleSet]) -> "Rules":
         """Return the same rules, in `parts` that have other overrides."""

@@ -13,6 +13,7 @@ from typing import Any
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
+from ratelimit_mw.identity.http_request import ReadFields
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, Parameters
 from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Request
@@ -267,16 +268,11 @@ class Plans:
         self.get = self._kept.get
         """Returns the plan for a key, or None. Raises TypeError if the key cannot be hashed."""
         self.by_path = by_path
-        read: set[str] | None = set()
-        addresses: set[str] = set()
-        for each in attributes:
-            read = None if read is None or each.headers is None else read | each.headers
-            if each.client_address.header is not None:
-                addresses.add(each.client_address.header)
-        self._headers = None if read is None else tuple(sorted(read))
-        self.bare = self._headers == ()
-        """Whether the rules read nothing except the method, the path and the address of the peer."""
-        self._addresses = tuple(sorted(addresses))
+        headers = [each.headers for each in attributes]
+        self.fields = None if None in headers else ReadFields(frozenset().union(*filter(None, headers)))
+        """The header fields that the rules read. None if they read more than fields, the method, path and peer."""
+        self.by_peer = not by_path and self.fields is not None and not self.fields.names
+        """Whether the plan of a request depends on its method and its peer alone."""
         self._marks: set[int] = set()
 
     def __len__(self) -> int:
@@ -296,12 +292,16 @@ class Plans:
         marks.add(mark)
         return False
 
-    @staticmethod
-    def keeps(request: Request) -> bool:
+    def keeps(self, request: Request) -> bool:
         """Return True if the plan of a request may be kept: a preflight is known by further headers."""
         # The key has all forms. That of an absolute target is longer than the path by the name of its host.
         longest = max(map(len, request.forms.every)) if request.forms else len(request.path)
-        return request.method != "OPTIONS" and len(request.method) + longest <= _LONG
+        fields = request.fields(self.fields) if self.fields is not None else ()
+        return (
+            request.method != "OPTIONS"
+            and len(request.method) + longest <= _LONG
+            and sum(map(len, filter(None, fields))) <= _LONG
+        )
 
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""
@@ -317,26 +317,9 @@ class Plans:
         return cost, *given, *given.values()
 
     def key(self, request: Request) -> Hashable | None:
-        """Return everything in a request that its plan depends on. None if that is unknown or too long to keep."""
-        headers, method, path = self._headers, request.method, request.path
-        if headers is None or request.values:
+        """Return everything in a request that its plan depends on. None if that is unknown."""
+        if self.fields is None or request.values or request.context is None:
             return None
-        if request.context is None:
-            return None
-        forms: str | Forms = request.forms or path
-        if not self.by_path:
-            forms = ""  # one object, whose hash is known
-        if not headers:
-            return type(request), method, forms, request.peer
-        # An address is read from the lines of exactly its header, and another attribute from those of `X_User`, too.
-        lines = [tuple(request.header_lines(name)) for name in self._addresses]
-        for name in headers:
-            found = request.field_lines(name)
-            if found is None:
-                return None
-            lines.append(tuple(found))
-            if len(found) > 1:  # those that are spelt alike count as one text, too
-                lines.append(tuple(request.header_lines(name)))
-        if sum(len(line) + 1 for each in lines for line in each) > _LONG:  # an empty line takes room, too
-            return None
-        return type(request), method, forms, request.peer, *lines
+        # Without the path, the forms are one object, whose hash is known.
+        forms: str | Forms = (request.forms or request.path) if self.by_path else ""
+        return type(request), request.method, forms, request.peer, *request.fields(self.fields)
