@@ -380,14 +380,14 @@ class _Reporter:
             sharing.end()
 
     def _round(self, sharing: Sharing) -> bool:
-        """Sample the counts and share them. Return False if the limiter no longer exists."""
+        """Sample the counts and exchange them. Return False if the limiter no longer exists."""
         limiter, observer = self._limiter(), self._observer
         if limiter is None or observer is None:
             return False
         try:
             observer.sample()
             if sharing.possible:
-                sharing.send(observer.report(limiter, sharing.latency_ms))
+                sharing.exchange(observer.report(limiter, sharing.latency_ms))
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
             self._once(logger.error, "the live page can't be kept up to date: %s (logged once)", described(error))
         return True

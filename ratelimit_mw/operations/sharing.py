@@ -7,7 +7,6 @@ files, see `stores.shared.records.FileBoard`.
 """
 
 import random
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ratelimit_mw.errors import ErrorReply, PermanentFault, StoreUnavailable
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.operations.activity import Activity, ProcessReport, decode_report, encode_report, together
-from ratelimit_mw.process_local import event, lazy, lock
+from ratelimit_mw.process_local import event, lazy
 from ratelimit_mw.rules.compiled import key_of_domain
 from ratelimit_mw.stores import kind_of
 
@@ -126,10 +125,13 @@ def open_board(url: str, domain: str) -> "Board | FileBoard":
 
 
 EVERY = 1.0
-"""Seconds between two reports, and for which the reports of others are kept for all viewers."""
+"""Seconds between two exchanges."""
 
 _PATIENCE = 0.2
 """The seconds that a viewer waits for the reports of others. The page answers within 0.3 seconds without the server."""
+
+_VIEWED = 5.0
+"""The seconds after a look for which the thread reads the reports of others. The page looks every two seconds."""
 
 
 class Others(NamedTuple):
@@ -147,16 +149,15 @@ class Others(NamedTuple):
 class Sharing:
     """Exchanges the reports of one limiter with other processes.
 
-    One thread calls `send`, `wait` and `end`. Any thread may call the other methods.
+    One thread calls `exchange`, `wait` and `end`. Any thread may call the other methods.
 
     Args:
         url: The URL of the storage.
         domain: The first domain of the rules.
     """
 
-    _reading = lazy(lock)
-    _opening = lazy(lock)
-    _end = lazy(event)
+    _due = lazy(event)
+    _read = lazy(event)
 
     def __init__(self, url: str, domain: str) -> None:
         kind = kind_of(url)
@@ -171,50 +172,59 @@ class Sharing:
         self._url, self._domain = url, domain
         self._board: Board | FileBoard | None = None
         self._others: Others | None = None
-        self._reader: threading.Thread | None = None
-        self._read_at = float("-inf")
+        self._looked_at = self._read_at = float("-inf")
+        self._ended = False
         self._once = Once()
 
     def others(self) -> Others | None:
-        """Return the reports of the other processes, at most a second old. None if they are not known.
+        """Return the reports of the other processes, about a second old. None if they are not known.
 
-        If they are older, it waits for the server for 0.2 seconds at most, and not while the server is away.
+        The thread reads them while viewers look. The first look waits for it for 0.2 seconds at most, and not while the
+        server is away.
         """
-        if self.away or not self.possible or self._end.is_set():
+        if self.away or not self.possible or self._ended:
             return None
-        with self._reading:
-            reader = self._reader
-            if time.monotonic() - self._read_at >= EVERY and (reader is None or not reader.is_alive()):
-                reader = threading.Thread(target=self._read, name="ratelimit_mw live reports", daemon=True)
-                with suppress(RuntimeError):  # no more threads: the next call tries again
-                    reader.start()
-                    self._reader = reader
-        if self._reader is not None:
-            self._reader.join(_PATIENCE)
+        self._looked_at = time.monotonic()
+        if self._others is None and self._looked_at - self._read_at >= EVERY:
+            self._read.clear()
+            self._due.set()
+            self._read.wait(_PATIENCE)
         return self._others
 
-    def send(self, report: ProcessReport) -> None:
-        """Send the report of this process."""
-        board = self._opened()
+    def exchange(self, report: ProcessReport) -> None:
+        """Send the report of this process. While viewers look, read those of the others."""
+        board = self._board = self._board or open_board(self._url, self._domain)
         had_place, began = board.has_place, time.perf_counter()
+        viewed = time.monotonic() - self._looked_at < _VIEWED
+        found: Others | None = None
         try:
             if not board.put(encode_report(report)):
                 message = "too many processes report to the live page; it does not show this one"
                 self._once(logger.warning, message)
+            if had_place:  # otherwise it took several round trips
+                self.latency_ms = round((time.perf_counter() - began) * 1_000, 2)
+            if viewed:
+                reports = [each for each in map(decode_report, board.read()) if each is not None]
+                found = Others(reports, together([each.activity for each in reports]) if reports else None)
         except StoreUnavailable as error:
             self._note(error)
         else:
             self.away = False
-            if had_place:  # otherwise it took several round trips
-                self.latency_ms = round((time.perf_counter() - began) * 1_000, 2)
+        self._others = found
+        if viewed:
+            self._read_at = time.monotonic()
+            self._read.set()
 
     def wait(self) -> bool:
-        """Wait until the next report is due. Return False if the thread must end."""
-        return not self._end.wait(EVERY)
+        """Wait until the next exchange is due. Return False if the thread must end."""
+        self._due.wait(EVERY)
+        self._due.clear()
+        return not self._ended
 
     def stop(self) -> None:
         """Make the thread end."""
-        self._end.set()
+        self._ended = True
+        self._due.set()
 
     def end(self) -> None:
         """Remove the report of this process, and close the connection."""
@@ -223,27 +233,9 @@ class Sharing:
                 self._board.withdraw()
             self._board.close()
 
-    def _read(self) -> None:
-        found: Others | None = None
-        try:
-            texts = self._opened().read()
-        except StoreUnavailable as error:
-            self._note(error)
-        else:
-            reports = [found for found in map(decode_report, texts) if found is not None]
-            found = Others(reports, together([each.activity for each in reports]) if reports else None)
-        self._others, self._read_at = found, time.monotonic()
-
-    def _opened(self) -> "Board | FileBoard":
-        with self._opening:  # the thread that sends and one that reads must not report as two processes
-            self._board = self._board or open_board(self._url, self._domain)
-        return self._board
-
     def _note(self, error: StoreUnavailable) -> None:
         refused = isinstance(error.__cause__, ErrorReply)
         self.away = not refused
-        if self.away:
-            self._others = None
         if refused:
             self._once(logger.warning, "the server refuses the reports of the live page: %s", error, about=str(error))
         elif isinstance(error, PermanentFault) and not self.server:
