@@ -16,13 +16,8 @@ TimeReader = Callable[[str], int]
 _LATEST = 253_402_300_800 * SECOND
 """The first microsecond of the year 10 000."""
 
-_MONTHS = dict(
-    zip(
-        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
-        ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12"),
-        strict=True,
-    )
-)
+_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: f"{number:02}" for number, name in enumerate(_MONTH_NAMES, 1)}
 _NUMBER = re.compile(r"\d{1,19}(?:\.\d{1,9})?", re.ASCII)
 
 _UNITS = ((10**11, SECOND), (10**14, SECOND // 1000), (10**17, 1), (10**19, Decimal("0.001")))
