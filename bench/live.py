@@ -3,10 +3,11 @@
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from bench.measure import Effort, Figure, Run, alone, in_turn
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import Live, live_of
 from tests.support.servers import BINARIES, Server
 
 RULES = 1_000
@@ -29,9 +30,9 @@ def looks(effort: Effort) -> Iterator[Figure]:
 def process(url: str, measured: str | None) -> Run:
     """A function that denies a request by each rule. It returns the milliseconds of what is measured."""
     limiter, live = _started(url)
-    reporter = live._reporter  # noqa: SLF001 - a look does this once a second
     live.state()
-    measure = {"look": live.state, "make": lambda: reporter._make(limiter)}.get(measured)
+    make = partial(live._make, limiter)
+    measure = {"look": live.state, "make": make}.get(measured)
 
     def run() -> float:
         for number in range(RULES):
@@ -60,6 +61,6 @@ def _started(url: str) -> tuple[RateLimiter, Live]:
     ]
     storage = {"url": url, "timeout": "5s"}
     limiter = RateLimiter({"domain": "bench", "client": {"secret": "s"}, "storage": storage, "rules": rules})
-    live = Live(limiter)
-    live.start()
+    live = live_of(limiter)
+    live.begin(1)
     return limiter, live

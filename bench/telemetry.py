@@ -12,7 +12,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE
 
@@ -57,7 +57,7 @@ def checks(requests: int, counted: bool, limit: str, logged: bool) -> Run:
     logger.propagate = False
     limiter = _limiter(counted, limit)
     if logged:
-        Live(limiter).start()  # the table of denied clients
+        live_of(limiter).begin(1)  # the table of denied clients
     check = limiter.check
 
     def run() -> float:

@@ -25,7 +25,7 @@ from ratelimit_mw.foresight.wording import printable, utc
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.operations.live import set_reporting
+from ratelimit_mw.operations.live import THE_RULES, live_of
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.checks import as_json
 from ratelimit_mw.stores import Store, open_store, with_domain
@@ -299,7 +299,7 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
             Exit.USAGE,
         )
     if limiter.rules.observe.live:
-        set_reporting(limiter, reporting=False)  # a command serves no requests
+        live_of(limiter).end(THE_RULES)  # a command serves no requests
     # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.
     with suppress(StoreUnavailable, ConfigurationError):
         limiter.reload()

@@ -12,9 +12,10 @@ from ratelimit_mw.rules.domains import Rules
 
 def _report(limiter: RateLimiter, rules: Rules) -> None:
     if rules.observe.live or limiter.rules.observe.live:
-        from ratelimit_mw.operations.live import set_reporting  # imported late: most apps do not use it
+        from ratelimit_mw.operations.live import THE_RULES, live_of  # imported late: most apps do not use it
 
-        set_reporting(limiter, reporting=rules.observe.live)
+        live = live_of(limiter)
+        (live.begin if rules.observe.live else live.end)(THE_RULES)
 
 
 RateLimiter.followers = (_report,)

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import count
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -178,57 +177,6 @@ class _Made(NamedTuple):
     state: LiveState
 
 
-class Live:
-    """The state of a limiter, together with all processes that report to the same storage. Threads may share it.
-
-    A process reports from `start` to `close`, or until the limiter is closed. If a limiter has several `Live`, its
-    process reports once.
-
-    Args:
-        limiter: The limiter.
-    """
-
-    def __init__(self, limiter: RateLimiter) -> None:
-        self._limiter = limiter
-        self._number = next(_live_numbers)
-        self._closed = False
-        self._reporter = limiter.kept(_Reporter, lambda: _Reporter(limiter))
-
-    def start(self) -> None:
-        """Begin to report. The thread starts with the first request of each process, or with the first `state`."""
-        self._closed = False
-        self._reporter.begin(self._number)
-
-    def close(self) -> None:
-        """Stop reporting, unless another `Live` of the limiter reports. May be called twice."""
-        self._closed = True
-        self._reporter.end(self._number)
-
-    def state(self) -> LiveState:
-        """Return what the page shows, as values of JSON. The docstring of this module has the fields.
-
-        The caller must not change it. It begins to report, unless this object or the limiter is closed. It never
-        raises. It may wait for the store, so an event loop should call it in a thread.
-        """
-        if not self._closed and LIMITERS[self._limiter]:
-            self._reporter.begin(self._number)
-        return self._reporter.state(self._limiter)
-
-
-def set_reporting(limiter: RateLimiter, *, reporting: bool) -> None:
-    """Begin or end the reports of a limiter, as its rules say (`observe: {live: true}`).
-
-    Args:
-        limiter: The limiter.
-        reporting: True to begin, False to end.
-    """
-    reporter = limiter.kept(_Reporter, lambda: _Reporter(limiter))
-    if reporting:
-        reporter.begin(_THE_RULES)
-    else:
-        reporter.end(_THE_RULES)
-
-
 class Viewer:
     """Reads what the processes of a limiter's storage report. It does not report itself. One thread may use it.
 
@@ -274,14 +222,27 @@ def _usual(values: Iterable[str]) -> str:
     return Counter(values).most_common(1)[0][0]
 
 
-class _Reporter:
-    """Observes a limiter, in a thread of its own. No request and no event loop waits for it."""
+THE_RULES = 0
+"""The user of a `Live` for which the rules say `observe: {live: true}`."""
+
+
+def live_of(limiter: RateLimiter) -> "Live":
+    """Return the only `Live` of a limiter."""
+    return limiter.kept(Live, lambda: Live(limiter))
+
+
+class Live:
+    """The state of a limiter, together with all processes that report to the same storage. Threads may share it.
+
+    The process reports while there are users, until the limiter is closed, in a thread of its own. No request and no
+    event loop waits for it.
+    """
 
     _starting = lazy(lock)
 
     def __init__(self, limiter: RateLimiter) -> None:
         self._limiter = ref(limiter)
-        self._users: set[int] = set()  # not the objects: `Live(limiter).start()` reports without a reference to it
+        self._users: set[int] = set()
         self._observer: Observer | None = None
         self._sharing: Sharing | None = None
         self._thread: threading.Thread | None = None
@@ -290,7 +251,10 @@ class _Reporter:
         self._once = Once()
 
     def begin(self, user: int) -> None:
-        """Observe the limiter for this user."""
+        """Begin to report for this user, a number of its own. May be called twice.
+
+        The thread starts with the first request of each process, or with the first `state`.
+        """
         limiter = self._limiter()
         if limiter is None or user in self._users:
             return
@@ -303,7 +267,7 @@ class _Reporter:
         limiter.engine.on_denial = self._observer.table.add
 
     def end(self, user: int) -> None:
-        """Stop observing the limiter if this was the last user."""
+        """Stop reporting if this was the last user. May be called twice."""
         self._users.discard(user)
         limiter = self._limiter()
         if not self._users:
@@ -311,8 +275,15 @@ class _Reporter:
                 limiter.engine.on_denial = None
             self._stop()
 
-    def state(self, limiter: RateLimiter) -> LiveState:
-        """Return the state. If it has many rules, it may be a second old."""
+    def state(self) -> LiveState:
+        """Return what the page shows, as values of JSON. The docstring of this module has the fields.
+
+        The caller must not change it, and must hold the limiter. It may wait for the store, so an event loop should
+        call it in a thread. If there are many rules, it may be a second old.
+        """
+        limiter = self._limiter()
+        if limiter is None:
+            raise ReferenceError("the limiter no longer exists")
         if LIMITERS[limiter]:  # after its end, only a request starts the thread
             self._start()
         made = self._made
@@ -399,10 +370,3 @@ def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> 
         return StoreState(limiter.engine.tally.store, limiter.engine.tally.store_up, None)
     up = not sharing.away and (limiter.engine.tally.store_up or not deciding)
     return StoreState(limiter.engine.tally.store, up, sharing.latency_ms if up else None)
-
-
-_THE_RULES = 0
-"""The number of the user of a reporter that is not a `Live`."""
-
-_live_numbers = count(1)
-"""Numbers each `Live`."""

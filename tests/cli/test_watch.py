@@ -16,7 +16,7 @@ from ratelimit_mw import RateLimiter
 from ratelimit_mw.cli.watch import _show_each_second, frame
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.operations.activity import Activity, LimitedClient, ProcessReport, encode_report
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from ratelimit_mw.operations.sharing import Board
 from tests.cli.conftest import app_limiter
 from tests.operations.test_sharing import other_process
@@ -34,7 +34,7 @@ NO_REPORT = (
 def shop(run, any_server):
     """A limiter that reports what it did: two clients are limited."""
     with app_limiter(any_server.url) as limiter:
-        Live(limiter).start()
+        live_of(limiter).begin(1)
         for _ in range(9):
             limiter.check({"ip": "203.0.113.7", "method": "POST", "path": "/login"})
         for _ in range(7):
@@ -87,7 +87,7 @@ def test_json_is_the_state_of_the_page(run, shop, any_server):
     assert code == 0
     assert [client["denials"] for client in state["limited"]] == [4, 2]
     assert (state["processes"], state["shared"], state["version"]) == (1, True, shop.state.version)
-    assert state.keys() == {"schema_version", *Live(shop).state()}
+    assert state.keys() == {"schema_version", *live_of(shop).state()}
 
 
 def test_no_report_is_one_sentence(run, any_server):
@@ -159,8 +159,8 @@ def test_json_has_escapes_for_what_a_terminal_would_obey(run, any_server):
 def test_a_frame_says_what_is_away_switched_off_and_measured(run):
     rules = [{"name": "trial", "by": "ip", "limit": "0 per hour", "shadow": True}]
     with RateLimiter({"domain": "shop", "rules": rules}) as limiter:
-        live = Live(limiter)
-        live.start()
+        live = live_of(limiter)
+        live.begin(1)
         limiter.check({"ip": "192.0.2.1"})
         state = live.state()
     store = {"kind": "redis", "up": False, "latency_ms": None}
@@ -218,7 +218,7 @@ class Scripted:
 @pytest.mark.parametrize("reported", [True, False])
 def test_a_store_that_goes_away_is_said_above_the_last_frame(shop, monkeypatch, reported):
     monkeypatch.setattr("ratelimit_mw.cli.watch._EVERY", 0.01)
-    state = Live(shop).state() if reported else None
+    state = live_of(shop).state() if reported else None
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     with pytest.raises(KeyboardInterrupt):
         _show_each_second(Scripted(state), console, denied=True, most=5)

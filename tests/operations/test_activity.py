@@ -22,7 +22,7 @@ from ratelimit_mw.operations.activity import (
     encode_report,
     together,
 )
-from ratelimit_mw.operations.live import Live, Outline, StoreState, state_of
+from ratelimit_mw.operations.live import Outline, StoreState, live_of, state_of
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
@@ -202,8 +202,8 @@ def test_many_rules_are_shown_from_a_state_that_the_thread_makes():
     clock = ManualClock()
     rules = [{**LOGIN, "name": f"r{n}", "match": {"path": f"/{n}"}} for n in range(150)]
     with RateLimiter({"domain": "shop", "client": {"secret": "s"}, "rules": rules}, clock=clock) as limiter:
-        live = Live(limiter)
-        live.start()
+        live = live_of(limiter)
+        live.begin(1)
         for number in range(150):
             ask(limiter, 1, f"/{number}")
         state = live.state()
@@ -216,8 +216,8 @@ def test_a_rule_that_the_file_no_longer_has_is_the_last(tmp_path):
     path = tmp_path / "ratelimits.yaml"
     path.write_text("domain: shop\nreload: 1h\nrules: [{name: old, by: ip, limit: 0 per hour}]\n", "utf-8")
     with RateLimiter(path) as limiter:
-        live = Live(limiter)
-        live.start()
+        live = live_of(limiter)
+        live.begin(1)
         ask(limiter)
         path.write_text("domain: shop\nreload: 1h\nrules: [{name: new, by: ip, limit: 'unlimited'}]\n", "utf-8")
         limiter.reload()

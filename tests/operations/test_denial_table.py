@@ -6,7 +6,7 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from ratelimit_mw.operations.observer import MOST, DenialTable
 from tests.support.patience import eventually
 
@@ -22,8 +22,8 @@ def started(clock):
     def make(*rules, **file):
         config = {"domain": "shop", "client": {"secret": "s"}, "rules": list(rules), **file}
         limiter = RateLimiter(config, clock=clock)
-        live = Live(limiter)
-        live.start()
+        live = live_of(limiter)
+        live.begin(1)
         made.append(limiter)
         return limiter, live
 
@@ -163,12 +163,12 @@ def test_a_process_without_a_live_has_no_table(clock):
         {"domain": "d", "rules": [{"name": "a", "by": "ip", "limit": "0 per day"}]}, clock=clock
     ) as limiter:
         assert limiter.engine.on_denial is None
-        live = Live(limiter)
+        live = live_of(limiter)
         assert limiter.engine.on_denial is None
-        live.start()
+        live.begin(1)
         assert limiter.engine.on_denial is not None
-        live.close()
-        live.close()
+        live.end(1)
+        live.end(1)
         assert limiter.engine.on_denial is None
 
 
@@ -180,7 +180,7 @@ def test_the_thread_begins_with_the_first_request_and_ends_with_the_limiter(cloc
     with RateLimiter(
         {"domain": "d", "rules": [{"name": "a", "by": "ip", "limit": "0 per day"}]}, clock=clock
     ) as limiter:
-        Live(limiter).start()
+        live_of(limiter).begin(1)
         assert threads() == before
         limiter.check({"ip": "192.0.2.1"})
         assert len(threads()) == len(before) + 1
@@ -189,7 +189,7 @@ def test_the_thread_begins_with_the_first_request_and_ends_with_the_limiter(cloc
 
 def test_a_limiter_that_is_dropped_ends_its_thread(clock):
     limiter = RateLimiter(NONE_PASSES, clock=clock)
-    Live(limiter).start()
+    live_of(limiter).begin(1)
     limiter.check({"ip": "192.0.2.1"})
     (thread,) = [each for each in threading.enumerate() if each.name == "ratelimit_mw live"]
     del limiter

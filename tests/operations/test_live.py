@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from tests.support.patience import eventually
 from tests.support.processes import in_child
 
@@ -36,9 +36,9 @@ def started():
         limiter = RateLimiter(
             {"domain": "shop", "client": {"secret": "s"}, "rules": rules or [LOGIN], **file}, clock=clock
         )
-        live = Live(limiter)
-        live.start()
-        made.extend([live, limiter])
+        live = live_of(limiter)
+        live.begin(1)
+        made.append(limiter)
         return limiter, live, clock
 
     yield make
@@ -110,8 +110,7 @@ def test_rules_with_live_report_without_a_page(any_server):
         reporting.check({"ip": "192.0.2.1"})
         silent.check({"ip": "192.0.2.1"})
         assert eventually(lambda: list(any_server.admin.scan_iter("*~live*")))
-        assert eventually(lambda: Live(silent).state()["rates"]["requests"] > 0)
-        assert silent.engine.on_denial is not None  # a look begins to report
+        assert (silent.engine.on_denial, live_of(silent).state()["shared"]) == (None, False)
 
 
 def test_a_reload_begins_and_ends_the_reports(tmp_path):
@@ -130,11 +129,11 @@ def test_a_reload_begins_and_ends_the_reports(tmp_path):
         assert reload("observe: {live: true}\n")
         assert reload("observe: {live: true, denials: 3}\n")
         assert not reload("observe: {live: false}\n")
-        page = Live(limiter)
-        page.start()
+        page = live_of(limiter)
+        page.begin(1)
         assert reload("observe: {live: true}\n")
         assert reload("")  # the page still reports
-        page.close()
+        page.end(1)
         assert limiter.engine.on_denial is None
 
 
@@ -142,11 +141,11 @@ def test_a_look_after_the_end_only_reads(started):
     limiter, live, _ = started()
     limiter.check({"ip": "192.0.2.1"})
     assert reporters() == 1
-    live.close()
+    live.end(1)
     assert live.state()["rates"]["requests"] == 1.0
     assert limiter.engine.on_denial is None
     eventually(lambda: reporters() == 0)
-    live.start()
+    live.begin(1)
     live.state()
     assert reporters() == 1  # `start` begins again
     limiter.close()
@@ -156,7 +155,7 @@ def test_a_look_after_the_end_only_reads(started):
 
 def test_a_first_look_at_a_closed_limiter_only_reads():
     with RateLimiter({"domain": "shop", "rules": [LOGIN]}) as limiter:
-        live = Live(limiter)
+        live = live_of(limiter)
     assert live.state()["processes"] == 1
     assert (reporters(), limiter.engine.on_denial) == (0, None)
 
@@ -174,8 +173,8 @@ def test_descriptors_are_rules_with_their_limits():
     entry = {"key": "plan", "value": "free", "rate_limit": {"unit": "hour", "requests_per_unit": 1}}
     unlimited = {"key": "plan", "value": "paid", "rate_limit": {"unlimited": True}}
     with RateLimiter({"domain": "shop", "descriptors": [entry, unlimited]}, clock=ManualClock()) as limiter:
-        live = Live(limiter)
-        live.start()
+        live = live_of(limiter)
+        live.begin(1)
         for _ in range(3):
             limiter.check([("plan", "free")])
         state = live.state()
@@ -187,7 +186,7 @@ def test_descriptors_are_rules_with_their_limits():
 def test_a_limit_of_a_function_says_so():
     rule = {"name": "own", "by": "ip", "limit": "python:tests.operations.test_live:limit_of"}
     with RateLimiter({"domain": "shop", "rules": [rule]}, clock=ManualClock()) as limiter:
-        (shown,) = Live(limiter).state()["rules"]
+        (shown,) = live_of(limiter).state()["rules"]
     assert shown["limits"] == ["set by a function"]
 
 
@@ -203,12 +202,12 @@ def test_an_error_while_sampling_is_logged_once_and_does_not_end_the_reports(sta
         samples.append(1)
         raise ValueError("no sample")
 
-    live._reporter._observer.sample = fail
+    live._observer.sample = fail
     limiter.check({"ip": "192.0.2.1"})  # the thread begins
     eventually(lambda: len(samples) > 1)
     (message,) = caplog.messages
     assert message.startswith("the live page can't be kept up to date: ValueError")
-    del live._reporter._observer.sample
+    del live._observer.sample
     assert live.state()["rates"]["requests"] == 1.0
 
 

@@ -220,7 +220,7 @@ def authorized(path):
 def test_the_loop_serves_others_while_data_are_read():
     async def run():
         page = page_of()
-        page._live.close()
+        page.close()
         page._live = slow = Slow()
         waiting = asyncio.create_task(exchange(page, authorized("/state.json")))
         assert await asyncio.to_thread(slow.begun.wait, 60)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from ratelimit_mw.operations.sharing import PLACES, Board
 from ratelimit_mw.stores.shared.records import FileBoard
 from tests.support.apps import ROOT
@@ -27,10 +27,10 @@ RULES = {
 REPORTER = """
     import sys, time
     from ratelimit_mw import RateLimiter
-    from ratelimit_mw.operations.live import Live
+    from ratelimit_mw.operations.live import live_of
 
     limiter = RateLimiter({rules}, storage=sys.argv[1])
-    Live(limiter).start()
+    live_of(limiter).begin(1)
     for _ in range(5):
         limiter.check({{"ip": "192.0.2.9"}})
     print("ready", flush=True)
@@ -46,8 +46,8 @@ def rules(url, **storage):
 def live(url, **storage):
     """A limiter and its started `Live`."""
     with RateLimiter(rules(url, **storage)) as limiter:
-        each = Live(limiter)
-        each.start()
+        each = live_of(limiter)
+        each.begin(1)
         yield limiter, each
 
 
@@ -297,11 +297,11 @@ def test_a_place_that_another_process_has_taken_is_left(any_server):
 FORKED = """
     import json, os, sys, time
     from ratelimit_mw import RateLimiter
-    from ratelimit_mw.operations.live import Live
+    from ratelimit_mw.operations.live import live_of
 
     limiter = RateLimiter({rules}, storage=sys.argv[1])
-    live = Live(limiter)
-    live.start()
+    live = live_of(limiter)
+    live.begin(1)
     for _ in range(4):
         limiter.check({{"ip": "192.0.2.1"}})
     while live.state()["processes"] != 1 or not live.state()["shared"]:

@@ -19,7 +19,7 @@ from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Ask, Quota
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from ratelimit_mw.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ class Page:
         self._limiter = limiter
         self._access = None if token is None else PageAccess(token, limiter.clock)
         self._guard = guard
-        self._live = Live(limiter)
-        self._live.start()
+        self._live = live_of(limiter)
+        self._live.begin(id(self))
 
     def __call__(self, *arguments: Any) -> Any:
         """Serve one request: `(scope, receive, send)` under ASGI, `(environ, start_response)` under WSGI."""
@@ -218,7 +218,7 @@ class Page:
 
     def close(self) -> None:
         """Stop sending what this process knows to other processes. The limiter stays open."""
-        self._live.close()
+        self._live.end(id(self))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Serve the lifespan, which a page has that is not mounted in an app."""
