@@ -182,19 +182,18 @@ def test_a_websocket_is_refused():
     assert sent == [{"type": "websocket.close", "code": 1000}]
 
 
-def test_a_page_that_is_not_mounted_reports_until_its_lifespan_ends():
+def test_a_page_reports_until_it_is_closed():
     engine = limiter()
     page = page_of(engine)
     assert engine.engine.on_denial is not None
-    incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
-    sent = asyncio.run(exchange(page, {"type": "lifespan"}, incoming))
-    assert [message["type"] for message in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    page.close()
     assert engine.engine.on_denial is None
 
 
-def test_an_unknown_scope_is_an_error():
-    with pytest.raises(ValueError, match="cannot serve 'mqtt'"):
-        asyncio.run(exchange(page_of(), {"type": "mqtt"}))
+@pytest.mark.parametrize("kind", ["mqtt", "lifespan"])
+def test_an_unknown_scope_is_an_error(kind):
+    with pytest.raises(ValueError, match=f"cannot serve '{kind}'"):
+        asyncio.run(exchange(page_of(), {"type": kind}))
 
 
 class Slow:

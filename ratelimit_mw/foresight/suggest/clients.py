@@ -22,7 +22,6 @@ from ratelimit_mw.foresight.suggest.traffic import (
     page_of,
     route_of,
     status_of,
-    statuses_by_route,
 )
 from ratelimit_mw.units import DAY
 
@@ -137,10 +136,10 @@ class Site:
     """
 
     def __init__(self, traffic: Traffic) -> None:
-        statuses = dict(statuses_by_route(traffic.counts()))
+        statuses = traffic.statuses()
         existing: dict[int, int] = {}
         weights: dict[Path, int] = {}
-        for index, by_status in statuses.items():
+        for index, by_status in sorted(statuses.items()):
             path = traffic.routes[index].path
             number = sum(each for status, each in by_status.items() if status not in _NO_ROUTE)
             number = number or by_status.total() * is_login(path)

@@ -6,7 +6,7 @@ A log may have ten million requests of a million clients, and 125 000 paths are 
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from operator import itemgetter
@@ -229,11 +229,12 @@ class Traffic:
         found = Counter(packed >> _STATUS for packed in held[1::2])
         return Counter({(packed >> _ROUTE - _STATUS, packed & 1023): number for packed, number in found.items()})
 
-    def counts(self) -> Counter[tuple[int, int]]:
-        """Return how many requests each pair of a route's index and a status has."""
-        found: Counter[tuple[int, int]] = Counter()
+    def statuses(self) -> dict[int, Counter[int]]:
+        """Return how many requests each route has by status, by the index of the route."""
+        found: dict[int, Counter[int]] = {}
         for client in ("", *self._clients):
-            found.update(self.counts_of(client))
+            for (route, status), number in self.counts_of(client).items():
+                found.setdefault(route, Counter())[status] += number
         return found
 
     def by_user(self) -> "Traffic":
@@ -317,11 +318,3 @@ def _kind(piece: str) -> str:
     ):
         return ANY
     return piece
-
-
-def statuses_by_route(counts: Counter[tuple[int, int]]) -> Iterator[tuple[int, Counter[int]]]:
-    """Yield the index of each route with the numbers of its requests by status, sorted by index."""
-    found: dict[int, Counter[int]] = {}
-    for (route, status), number in counts.items():
-        found.setdefault(route, Counter())[status] += number
-    yield from sorted(found.items())

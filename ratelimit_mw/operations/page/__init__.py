@@ -183,7 +183,7 @@ class Page:
         """Serve one scope of ASGI. For a server or a framework that must see an async function.
 
         Args:
-            scope: The scope: a request, a WebSocket, which is refused, or the lifespan.
+            scope: The scope: a request, or a WebSocket, which is refused.
             receive: The function of the server.
             send: The function of the server.
         """
@@ -197,9 +197,7 @@ class Page:
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})  # before it is accepted, so the server answers 403
-        elif scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        else:
+        else:  # a server serves on after an error about the lifespan
             raise ValueError(f"the live page cannot serve {scope['type']!r}")
 
     def wsgi(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -219,15 +217,6 @@ class Page:
     def close(self) -> None:
         """Stop sending what this process knows to other processes. The limiter stays open."""
         self._live.end(id(self))
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Serve the lifespan, which a page has that is not mounted in an app."""
-        while True:
-            message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                self.close()
-                return
 
     def _answer(self, request: PageRequest, path: str, admitted: bool) -> ReadyResponse | None:
         """Answer a request. None if the answer is `_data`. The guard comes first, so that others learn nothing."""
