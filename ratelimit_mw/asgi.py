@@ -139,11 +139,11 @@ class RateLimitMiddleware:
         answers = self._answers.latest
         if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        handle = AsyncHandle(verdict, self._limiter, request, answers, scope, head, send)
+        handle = AsyncHandle(verdict, self._limiter, request, answers, scope, head)
         scope["ratelimit"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
-            await app(scope, receive, handle.send if answers.rated else send)
+            await app(scope, receive, partial(AsyncHandle.send, handle, send) if answers.rated else send)
         finally:
             if handle.unsettled:  # of a view that was unknown until this request, so that nothing tracks its response
                 await handle.release()
@@ -172,10 +172,10 @@ class RateLimitMiddleware:
             answers = self._answers.of(rules)
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
-            handle = AsyncHandle(verdict, self._limiter, request, answers, respond=send)
+            handle = AsyncHandle(verdict, self._limiter, request, answers)
             scope["ratelimit"] = handle
             if answers.rated:  # a rule that the app asks for may bind later
-                send = handle.send
+                send = partial(handle.send, send)
             if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send

@@ -114,11 +114,11 @@ class RateLimitMiddleware:
         answers = self._answers.latest
         if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, head, start_response)
+        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, head)
         environ["ratelimit.decision"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:
-            body = app(environ, handle.start)
+            body = app(environ, partial(BlockingHandle.start, handle, start_response))
         except BaseException:
             handle.release()
             raise
@@ -159,12 +159,13 @@ class RateLimitMiddleware:
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
         answers = self._answers.of(rules)
-        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, respond=start_response)
+        handle = BlockingHandle(verdict, self.limiter, request, answers, environ)
         environ["ratelimit.decision"] = handle
+        start = partial(handle.start, start_response)
         if handle.open_account():
-            return WsgiResponseTracker(handle, handle.start).serve(partial(app, environ))
+            return WsgiResponseTracker(handle, start).serve(partial(app, environ))
         try:
-            body = app(environ, handle.start)
+            body = app(environ, start)
         except BaseException:
             handle.release()
             raise

@@ -59,7 +59,6 @@ class RequestHandle:
         "_head",
         "_limiter",
         "_made",
-        "_respond",
         "_verdict",
         "reported",
         "unsettled",
@@ -88,7 +87,6 @@ class RequestHandle:
         answers: Answers[Any],
         context: Any = None,
         head: RequestHead | None = None,
-        respond: Callable[..., Any] | None = None,
     ) -> None:
         self._verdict = verdict
         self._limiter = limiter
@@ -96,7 +94,6 @@ class RequestHandle:
         self._answers = answers
         self._context = context
         self._head = head
-        self._respond: Any = respond  # sends the response to the server
         self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
         self.reported = verdict
         """The verdict whose limit the headers of the response show."""
@@ -320,13 +317,14 @@ class AsyncHandle(RequestHandle):
         for account in self.unsettled:
             await self._limiter.engine.settlement.asettle_anyway(account, account.end())
 
-    def send(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
-        """Internal. Send a message of the app, with the rate-limit headers if it starts the response.
+    def send(self, respond: Callable[..., Awaitable[None]], message: MutableMapping[str, Any]) -> Awaitable[None]:
+        """Internal. Send a message of the app with `respond`, with the rate-limit headers if it starts the response.
+
+        The handle does not hold `respond`, which often refers to the server's scope, which refers to the handle.
 
         It is not a coroutine function, because that would add a coroutine to each message. The app's message is copied
         and not changed, because apps may send the same message and the same list of headers again.
         """
-        respond: Callable[[MutableMapping[str, Any]], Awaitable[None]] = self._respond
         if message["type"] in _STARTS:
             add_headers = self._answers.add_headers
             message = {**message, "headers": add_headers(message.get("headers") or (), self.reported)}
@@ -351,9 +349,11 @@ class BlockingHandle(RequestHandle):
         for account in self.unsettled:
             Settlement.settle(account, account.end())
 
-    def start(self, status: str, headers: Headers, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
-        """Internal. Start the response of the app, with the rate-limit headers."""
-        respond, add_headers = self._respond, self._answers.add_headers
+    def start(
+        self, respond: Callable[..., Any], status: str, headers: Headers, exc_info: ExcInfo = None
+    ) -> Callable[[bytes], object]:
+        """Internal. Start the response of the app with `respond`, with the rate-limit headers."""
+        add_headers = self._answers.add_headers
         added = add_headers(headers, self.reported)
         self.detach(detached_environ(self._context))  # now, because the app has decided who the client is
         # With as many arguments as the app passed, because a server may treat two and three differently.

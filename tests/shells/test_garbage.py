@@ -32,6 +32,19 @@ class Marker(io.BytesIO):
     """What a server passes with a request; freed when nothing refers to the request."""
 
 
+class Response:
+    """What a server sends a response with: it has the scope or the environ, as in uvicorn and waitress."""
+
+    def __init__(self, context):
+        self.context = context
+
+    async def send(self, message):
+        pass
+
+    def start(self, status, headers, exc_info=None):
+        return lambda _: None
+
+
 def flask():
     from flask import Flask, request
 
@@ -142,7 +155,7 @@ def serve_wsgi(app):
     seen = [weakref.ref(marker), weakref.ref(body_read)]
     environ = {"test.marker": marker, "wsgi.input": body_read, "REMOTE_ADDR": "203.0.113.7"}
     setup_testing_defaults(environ)
-    body = app(environ, lambda *_: lambda _: None)
+    body = app(environ, Response(environ).start)
     b"".join(body)
     getattr(body, "close", lambda: None)()
     return seen
@@ -157,10 +170,7 @@ def serve_asgi(app):
         async def receive():
             return waiting.pop() if waiting else await asyncio.Event().wait()
 
-        async def send(message):
-            pass
-
-        await app(scope, receive, send)
+        await app(scope, receive, Response(scope).send)
         return [weakref.ref(marker)]
 
     return asyncio.run(main())
