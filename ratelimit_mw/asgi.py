@@ -8,7 +8,7 @@ from typing import Any
 
 from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.service import AsgiDeferral
+from ratelimit_mw.deferral import AsgiDeferral
 from ratelimit_mw.errors import ConfigurationError, Problem
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import AsyncHandle

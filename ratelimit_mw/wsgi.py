@@ -9,7 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication
 
 from ratelimit_mw.decision.load import WSGI_CAPACITY, time_in_queue
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.deferral.service import WsgiDeferral
+from ratelimit_mw.deferral import WsgiDeferral
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle

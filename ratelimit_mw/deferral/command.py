@@ -27,8 +27,8 @@ from ratelimit_mw.cli.common import (
     say_result,
     say_table,
 )
+from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.deferral.queue import DeferredStatus
-from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND

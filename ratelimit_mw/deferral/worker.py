@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import httpx
 
+from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.deferral.queue import (
     HEADER,
     Queue,
@@ -19,7 +20,6 @@ from ratelimit_mw.deferral.queue import (
     replay_header,
     unpacked,
 )
-from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import logger

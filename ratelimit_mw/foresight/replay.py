@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import nearest
+from ratelimit_mw.foresight.logs import Log, Order, merged
 from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, Unreadable, check_fields
-from ratelimit_mw.foresight.logs.inputs import Log, Order, merged
 from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
 from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet

@@ -5,8 +5,8 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.deferral.queue import HEADER, replay_header
-from ratelimit_mw.deferral.service import deferrals_of
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import EACH_SHELL, REPORTS, START, Asked, ask_asgi, ask_wsgi, limiter, state
 from tests.shells.asking import exchange, websocket_scope

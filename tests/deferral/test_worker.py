@@ -7,7 +7,7 @@ import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.deferral.service import deferrals_of
+from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.deferral.worker import Target, Worker
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, in_process, limiter, state

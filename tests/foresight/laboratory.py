@@ -11,7 +11,7 @@ from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.requests import Requests, readings_of
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
-from ratelimit_mw.foresight.suggest.proposal import Proposal, mapping_of, propose
+from ratelimit_mw.foresight.suggest import Proposal, mapping_of, propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.units import SECOND

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from ratelimit_mw.foresight.logs import Log, Order
 from ratelimit_mw.foresight.logs.entry import Unreadable
-from ratelimit_mw.foresight.logs.inputs import Log, Order
 
 LOGS = Path(__file__).parent / "logs"
 START = 1_772_366_400_000_000

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.foresight.logs import inputs
+from ratelimit_mw.foresight import logs
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnusableLog, find_format
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
@@ -298,9 +298,9 @@ TURNED = [
 
 @pytest.mark.parametrize("name", TURNED)
 def test_a_file_that_begins_with_its_newest_line_is_read_from_its_end(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "_BLOCK", 500)
-    monkeypatch.setattr(inputs, "_TURNED", 1)
-    monkeypatch.setattr(inputs, "_LEAST_TURNED", 5)
+    monkeypatch.setattr(logs, "_BLOCK", 500)
+    monkeypatch.setattr(logs, "_TURNED", 1)
+    monkeypatch.setattr(logs, "_LEAST_TURNED", 5)
     text = (LOGS / name).read_text()
     *lines, newest, last = text.splitlines(keepends=True)
     lines += [last, newest]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratelimit_mw.foresight.logs import Order, merged
 from ratelimit_mw.foresight.logs.entry import LogEntry
-from ratelimit_mw.foresight.logs.inputs import Order, merged
 from ratelimit_mw.model import SECOND
 
 START = 1_772_366_400

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
-from ratelimit_mw.foresight.suggest.proposal import mapping_of, propose
+from ratelimit_mw.foresight.suggest import mapping_of, propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnusableLog
 from tests.foresight import traffic
@@ -402,7 +402,7 @@ SCRIPT = """
 import sys
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.suggest.traffic import Traffic
-from ratelimit_mw.foresight.suggest.proposal import propose
+from ratelimit_mw.foresight.suggest import propose
 from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 seen = Traffic()
 seen.read(sys.argv[1:])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.foresight.logs.entry import LogEntry
-from ratelimit_mw.foresight.suggest import traffic
+from ratelimit_mw.foresight.suggest import rule_name, traffic
 from ratelimit_mw.foresight.suggest.clients import (
     Crowd,
     Track,
@@ -33,7 +33,6 @@ from ratelimit_mw.foresight.suggest.limits import (
     reached,
     round_limit,
 )
-from ratelimit_mw.foresight.suggest.proposal import rule_name
 from ratelimit_mw.foresight.suggest.traffic import ANY, INT, OTHER, UUID, Traffic, path_of, segments_of
 from ratelimit_mw.rules.path_templates import parse
 

@@ -12,14 +12,16 @@ from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, for_rules
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
-from ratelimit_mw.foresight.what_if import collection, columns, exact
-from ratelimit_mw.foresight.what_if.exact import Sequences, WindowTooLong, busiest_windows, distribution
-from ratelimit_mw.foresight.what_if.limits import (
+from ratelimit_mw.foresight.what_if import (
     MOST_LIMITS,
     candidates,
+    collection,
+    columns,
+    exact,
     replayed_candidates,
     subjects_of,
 )
+from ratelimit_mw.foresight.what_if.exact import Sequences, WindowTooLong, busiest_windows, distribution
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 
 FORM = '$msec $request_time $remote_addr $request_method "$request_uri" $status'

@@ -7,7 +7,7 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.deferral.service import deferrals_of
+from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope
 

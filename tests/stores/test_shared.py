@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
-from ratelimit_mw.deferral.service import deferrals_of
+from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.errors import CounterError, Late, NameTaken, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import SECOND, Quota
 from ratelimit_mw.stores.shared import file

@@ -12,9 +12,9 @@ from textwrap import wrap
 
 import yaml
 
+from ratelimit_mw.foresight.suggest import DOMAIN, USER, Proposal, ProposedRule, counted, mapping_of
 from ratelimit_mw.foresight.suggest.clients import template
 from ratelimit_mw.foresight.suggest.limits import HEADROOM, Consequence, Limit, covered
-from ratelimit_mw.foresight.suggest.proposal import DOMAIN, USER, Proposal, ProposedRule, counted, mapping_of
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
 from ratelimit_mw.foresight.wording import printable, share, utc
 from ratelimit_mw.identity.attributes import digester

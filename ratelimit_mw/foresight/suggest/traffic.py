@@ -14,9 +14,9 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from zlib import crc32
 
+from ratelimit_mw.foresight.logs import Log
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import UnusableLog
-from ratelimit_mw.foresight.logs.inputs import Log
 from ratelimit_mw.identity.address import canonical, masked
 from ratelimit_mw.identity.path_forms import cleaned, path_of_target
 from ratelimit_mw.settings import ClientSettings

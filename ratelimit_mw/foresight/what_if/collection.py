@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ratelimit_mw.foresight.clients import agent_of
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.simulation import Simulation, identity_of
-from ratelimit_mw.foresight.what_if.limits import Subject, subjects_of
+from ratelimit_mw.foresight.what_if import Subject, subjects_of
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
