@@ -174,22 +174,26 @@ def test_what_ends_while_a_renewal_fails_is_left_to_expire(store, in_flight, clo
 
 def test_a_thread_renews_and_lives_only_while_something_is_in_flight(store, clock):
     """The thread looks every 10 ms; the leases of 10 s end by a clock that the test moves."""
-    in_flight = InFlight(store, every=SECOND // 100)
+    in_flight, before = InFlight(store, every=SECOND // 100), set(threading.enumerate())
     ask = Ask(KEY, QUOTA)
+
+    def renewing():
+        return [each for each in threading.enumerate() if each.name == "ratelimit_mw renew" and each not in before]
+
     lease = in_flight.hold([ask], store.decide([ask]).now)
     for _ in range(3):
         clock.advance(8)
         renewed = len(store.calls)
         eventually(lambda: len(store.calls) >= renewed + 2)  # noqa: B023  the second began after the advance
         assert store.held() == 1
-    assert [thread.name for thread in threading.enumerate()].count("ratelimit_mw renew") == 1
+    assert len(renewing()) == 1
     at = in_flight.end(lease)
     if at is not None:  # otherwise it is being renewed, and the thread gives it back
         store.refund(lease.asks, at)
     eventually(lambda: store.held() == 0)
-    eventually(lambda: "ratelimit_mw renew" not in [thread.name for thread in threading.enumerate()])
+    eventually(lambda: not renewing())
     again = in_flight.hold([ask], store.decide([ask]).now)
-    assert "ratelimit_mw renew" in [thread.name for thread in threading.enumerate()]
+    assert len(renewing()) == 1
     in_flight.stop()
     assert in_flight.end(again) is not None
 

@@ -261,7 +261,7 @@ def test_the_texts_that_a_function_returns_have_bounded_room(limiter):
     ask = of_flask(limiter, lambda request: request.headers["X-Plan"], by="header:X-Client", shared="by-plan")
     ann = {"X-Client": "ann", "X-Plan": "2 per minute"}
     found = statuses(ask, ann, ann)
-    for number in range(3_000):
+    for number in range(1_200):
         ask("GET", {"X-Client": "bob", "X-Plan": f"{10_000 + number} per minute"})
     kept = [each for each in gc.get_objects() if type(each) is CompiledRule and each.rule.name == "by-plan"]
     # The limit of Ann's text has been dropped, and is compiled again. Her counter is in the store.

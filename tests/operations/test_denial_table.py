@@ -173,24 +173,25 @@ def test_a_process_without_a_live_has_no_table(clock):
 
 
 def test_the_thread_begins_with_the_first_request_and_ends_with_the_limiter(clock):
-    def threads():
-        return [thread for thread in threading.enumerate() if thread.name == "ratelimit_mw live"]
+    before = set(threading.enumerate())
 
-    before = threads()
+    def begun():
+        return [each for each in threading.enumerate() if each.name == "ratelimit_mw live" and each not in before]
+
     with RateLimiter(
         {"domain": "d", "rules": [{"name": "a", "by": "ip", "limit": "0 per day"}]}, clock=clock
     ) as limiter:
         live_of(limiter).begin(1)
-        assert threads() == before
+        assert begun() == []
         limiter.check({"ip": "192.0.2.1"})
-        assert len(threads()) == len(before) + 1
-    eventually(lambda: threads() == before)
+        assert len(begun()) == 1
+    eventually(lambda: begun() == [])
 
 
 def test_a_limiter_that_is_dropped_ends_its_thread(clock):
-    limiter = RateLimiter(NONE_PASSES, clock=clock)
+    limiter, before = RateLimiter(NONE_PASSES, clock=clock), set(threading.enumerate())
     live_of(limiter).begin(1)
     limiter.check({"ip": "192.0.2.1"})
-    (thread,) = [each for each in threading.enumerate() if each.name == "ratelimit_mw live"]
+    (thread,) = [each for each in threading.enumerate() if each.name == "ratelimit_mw live" and each not in before]
     del limiter
     eventually(lambda: not thread.is_alive())

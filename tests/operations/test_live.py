@@ -1,5 +1,6 @@
 """`Live.state()` of one process: its rates, its series, its rules, and who is limited."""
 
+import gc
 import json
 import threading
 
@@ -22,7 +23,9 @@ def reporters():
 
 @pytest.fixture(autouse=True)
 def _none_before():
-    """The threads of earlier tests end by themselves."""
+    """The threads of earlier tests end by themselves, and of limiters that were not closed when these are collected."""
+    if reporters():
+        gc.collect()
     eventually(lambda: reporters() == 0)
 
 

