@@ -178,6 +178,11 @@ def test_beyond_64_kib_all_values_count_as_one(length, expected):
     assert asgi(query="id=1&q=".ljust(length, "x")).parameters(Parameter("id")) == expected
 
 
+@pytest.mark.parametrize(("backslashes", "expected"), [(2_048, ('"' * 2_048,)), (2_049, TOO_MANY)])
+def test_a_quoted_cookie_with_many_backslashes_counts_with_all_others(backslashes, expected):
+    assert asgi([("Cookie", 's="' + '\\"' * backslashes + '"')]).cookies(Cookie("s")) == expected
+
+
 def test_a_cookie_with_an_irregular_escape_counts_with_all_others():
     assert asgi([("Cookie", 's="a\\q"')]).cookies(Cookie("s")) == TOO_MANY
 

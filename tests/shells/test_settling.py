@@ -195,6 +195,20 @@ def test_a_generator_under_wsgi_tells_its_status_late(engine):
     assert left(limiter) == 2
 
 
+@pytest.mark.parametrize(("status", "left_after"), [("200 OK", 3), ("401 Unauthorized", 2)])
+def test_a_generator_without_a_body_is_settled_at_its_end(engine, status, left_after):
+    limiter = engine(TRIES)
+
+    def app(environ, start_response):
+        start_response(status, [])
+        yield from ()
+
+    environ = {"REMOTE_ADDR": IP, "wsgi.multithread": True}
+    setup_testing_defaults(environ)
+    assert list(Wsgi(app, limiter=limiter)(environ, lambda status, headers: None)) == []
+    assert left(limiter) == left_after
+
+
 def test_an_asgi_app_that_ends_without_a_response_is_answered_for_with_500(engine):
     limiter = engine({**TRIES, "count": {"status": "4xx"}})
 

@@ -157,9 +157,15 @@ def ask(served, path):
     return served(environ, lambda status, headers: None)
 
 
-def test_a_queue_before_the_threads_closes_a_limit_if_a_trusted_proxy_says_so():
+@pytest.mark.parametrize(
+    ("client", "loads"),
+    [
+        pytest.param({"trusted_proxies": "10.0.0.0/8"}, [1.0, 0.0], id="listed"),
+        pytest.param({"trusted_hops": 1}, [1.0, 1.0], id="one hop"),
+    ],
+)
+def test_a_queue_before_the_threads_closes_a_limit_if_a_trusted_proxy_says_so(client, loads):
     rule = {"name": "a", "limit": "10 per day", "throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
-    client = {"trusted_proxies": "10.0.0.0/8"}
     seen = []
     for proxy in ("10.0.0.1", "192.0.2.9"):
         with RateLimiter({"domain": "d", "client": client, "rules": [rule]}, storage="memory://") as engine:
@@ -173,4 +179,4 @@ def test_a_queue_before_the_threads_closes_a_limit_if_a_trusted_proxy_says_so():
             setup_testing_defaults(environ)
             Wsgi(app, limiter=engine)(environ, lambda status, headers: None)
             seen.append(meter.load())
-    assert seen == [1.0, 0.0]
+    assert seen == loads

@@ -318,6 +318,18 @@ def test_a_request_whose_store_is_closed_while_it_connects_learns_why():
     assert asyncio.run(main()) == "the store was closed"
 
 
+def test_a_thread_whose_store_is_closed_while_it_connects_learns_why_and_keeps_no_connection(any_server):
+    with Proxy(any_server.port) as proxy, ThreadPoolExecutor(1) as pool:
+        proxy.delay(0.2)  # connecting takes a round trip for the number of the database
+        store = RedisStore(proxy.url.replace("/0", "/1"), timeout=60)
+        request = pool.submit(store.decide, [ask()])
+        eventually(lambda: proxy.open)
+        store.close()
+        with pytest.raises(StoreUnavailable, match="the store was closed"):
+            request.result()
+        eventually(lambda: not proxy.open)
+
+
 def test_threads_and_loops_share_a_store(server, store):
     async def tasks():
         replies = await asyncio.gather(*(store.adecide([ask()]) for _ in range(60)))

@@ -109,9 +109,7 @@ class ThreadBatcher:
 
     def close(self) -> None:
         """Close the connection. Requests under way get StoreUnavailable; the next request makes a new connection."""
-        attempt, self._attempt = self._attempt, None
-        if attempt:
-            attempt.wanted = False
+        self._attempt = None  # its thread drops the connection that it makes
         connection, self._connection = self._connection, None
         if connection:
             connection.close()
@@ -278,7 +276,7 @@ class ThreadBatcher:
         else:
             if self._attempt is attempt:
                 self._connection = outcome
-            if not attempt.wanted or self._attempt is not attempt:
+            if self._attempt is not attempt:
                 self._drop(outcome)
                 outcome = StoreUnavailable("the store was closed")
         if self._attempt is attempt:
@@ -333,10 +331,9 @@ class _Job:
 
 
 class _Attempt:
-    """A connection that is being made in its own thread. `wanted` is False once the store is closed."""
+    """A connection that is being made in its own thread."""
 
     def __init__(self, make: "Callable[[_Attempt], None]") -> None:
-        self.wanted = True
         self.thread = threading.Thread(target=make, args=(self,), name="ratelimit_mw connect", daemon=True)
         self._outcome: BlockingConnection | StoreUnavailable | None = None
         self._done = threading.Lock()
