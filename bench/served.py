@@ -4,83 +4,103 @@ Between two requests, a server leaves the caches of the processor cold, so a lim
 one process. The user and the system time of all threads of the server count. All clients come through one proxy,
 because they have one machine.
 
-`python -m bench.served WHO [URL]` is such a server.
+All servers are there at once. They take turns after each wave of 50 requests, one on each connection, so all of them
+meet the same noise. A round is long enough for the garbage collector to run in each of them.
+
+`python -m bench.served WHO HTTP LOOP [URL]` is such a server.
 """
 
-import asyncio
 import socket
 import sys
 from collections.abc import Iterator
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 import uvicorn
 
 from bench.apps import starlette_app
 from bench.constant_servers import say_ready
-from bench.measure import OURS, Effort, Figure, Run, alone, beside, in_turn, more
-from bench.service import Call, Running, ask
-from bench.traffic import NAMES, SEEN, STREAMS, Request
+from bench.measure import OURS, Effort, Figure, alone, beside, more
+from bench.service import Running
+from bench.traffic import NAMES, SEEN, STREAMS
 from tests.support.servers import BINARIES, Server
 
 CONNECTIONS = 50
-REQUESTS = 2_000  # in each round
+WAVES = 20  # in each round
 ROUNDS = 13
 SLOWAPI = "slowapi"
 BARE = "no limiter"
+KINDS = {"uvicorn": ("h11", "asyncio"), "uvicorn[standard]": ("httptools", "uvloop")}
+"""The parser and the event loop that uvicorn has without and with its recommended dependencies."""
+ALIKE = {"MALLOC_MMAP_THRESHOLD_": str(2**22), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
+"""Keeps the memory that asyncio reads into (256 KiB). By default it depends on what an app has imported whether glibc
+returns this memory after each request, which costs about 20 µs."""
 
 
 def added(effort: Effort) -> Iterator[Figure]:
     """Microseconds of the server's processor time that a limiter adds, counters in memory and in Redis."""
-    number = effort.part(REQUESTS)
-    with Server(BINARIES[0]) as server:
-        stores = {"memory": "memory://", "Redis": server.url}
-        contestants: dict[Any, tuple[Any, ...]] = {BARE: (cost, BARE, "", number)}
-        for store, url in stores.items():
-            contestants |= {(store, who): (cost, who, url, number) for who in (OURS, SLOWAPI)}
-        took = in_turn(contestants, effort.rounds(ROUNDS))
-    bars = {"memory": 1 / 5, "Redis": 1 / 10}
-    for store, most in bars.items():
-        ours, theirs = (more(took[store, who], took[BARE]) for who in (OURS, SLOWAPI))
-        yield beside(f"{store}: {NAMES['known']}", ours, SLOWAPI, theirs, "us", at_most=most)
-    yield alone("the app and the server without a limiter", took[BARE], "us")
+    for kind, parts in KINDS.items():
+        with Server(BINARIES[0]) as server, ExitStack() as stack:
+            stores = {"memory": "memory://", "Redis": server.url}
+            asked: dict[Any, Asked] = {BARE: stack.enter_context(Asked(BARE, *parts))}
+            for store, url in stores.items():
+                asked |= {(store, who): stack.enter_context(Asked(who, *parts, url)) for who in (OURS, SLOWAPI)}
+            took = _in_turn(asked, effort.rounds(ROUNDS), effort.part(WAVES))
+        for store, most in {"memory": 1 / 5, "Redis": 1 / 10}.items():
+            ours, theirs = (more(took[store, who], took[BARE]) for who in (OURS, SLOWAPI))
+            yield beside(f"{kind}, {store}: {NAMES['known']}", ours, SLOWAPI, theirs, "us", at_most=most)
+        yield alone(f"{kind}: the app and the server without a limiter", took[BARE], "us")
 
 
-def cost(who: str, url: str, number: int) -> Run:
-    """Microseconds of the server's processor time for a request."""
-    running = Running("-m", "bench.served", who, url).__enter__()  # it ends with this process
-    loop, coming = asyncio.new_event_loop(), STREAMS["known"]()
-    messages = (_message(request) for request in coming)
-    calls = loop.run_until_complete(_connected(running.targets[0]))
-    loop.run_until_complete(ask(calls, messages, SEEN["known"]))
-
-    def run() -> float:
-        before = running.cpu()
-        loop.run_until_complete(ask(calls, messages, number))
-        return (running.cpu() - before) / number
-
-    return run
-
-
-def _message(request: Request) -> bytes:
-    return request.head() + f"\r\nX-Forwarded-For: {request.address}\r\n\r\n".encode()
+def _in_turn(asked: dict[Any, "Asked"], rounds: int, waves: int) -> dict[Any, list[float]]:
+    """Microseconds for a request, round by round, of servers that take turns after each wave."""
+    for each in asked.values():
+        for _ in range(SEEN["known"] // CONNECTIONS):
+            each.wave()
+    took: dict[Any, list[float]] = {name: [] for name in asked}
+    for _ in range(rounds):
+        spent = dict.fromkeys(asked, 0.0)
+        for number in range(waves):
+            for name in asked if number % 2 else reversed(asked):
+                spent[name] += asked[name].wave()
+        for name, micros in spent.items():
+            took[name].append(micros / (waves * CONNECTIONS))
+    return took
 
 
-async def _connected(target: str) -> list[Call]:
-    host, _, port = target.rpartition(":")
-    return [_call(*await asyncio.open_connection(host, int(port))) for _ in range(CONNECTIONS)]
+class Asked(Running):
+    """A server with open connections. Its arguments are those of `serve`."""
+
+    def __init__(self, *what: str) -> None:
+        super().__init__("-m", "bench.served", *what, environment=ALIKE)
+        self._coming = STREAMS["known"]()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        host, _, port = self.targets[0].rpartition(":")
+        self._connections = [socket.create_connection((host, int(port)), 60) for _ in range(CONNECTIONS)]
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for connection in self._connections:
+            connection.close()
+        super().__exit__(*exc_info)
+
+    def wave(self) -> float:
+        """Send one request on each connection. Returns the microseconds that they took the server, in all."""
+        before = self.cpu()
+        for connection, request in zip(self._connections, self._coming, strict=False):
+            connection.sendall(request.head() + f"\r\nX-Forwarded-For: {request.address}\r\n\r\n".encode())
+        for connection in reversed(self._connections):  # the last first, which wakes this process once
+            answer = b""
+            while not answer.endswith(b"\r\n\r\nok"):
+                answer += connection.recv(65_536)
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(answer.decode())
+        return self.cpu() - before
 
 
-def _call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
-    async def call(data: bytes) -> None:
-        writer.write(data)
-        answer = await reader.readuntil(b"\r\n\r\nok")
-        if not answer.startswith(b"HTTP/1.1 200 "):
-            raise RuntimeError(answer.decode())
-
-    return call
-
-
-def serve(who: str, url: str = "") -> None:
+def serve(who: str, http: str, loop: str, url: str = "") -> None:
     """Serve the app until the process is ended."""
     found = socket.socket()
     found.bind(("127.0.0.1", 0))
@@ -88,8 +108,11 @@ def serve(who: str, url: str = "") -> None:
     say_ready("http", found.getsockname()[1])
     app = starlette_app(who, url or None)
     # Connections stay open while the other servers are asked.
-    config = uvicorn.Config(app, log_config=None, access_log=False, forwarded_allow_ips="*", timeout_keep_alive=600)
-    asyncio.run(uvicorn.Server(config).serve([found]))
+    parts: Any = {"http": http, "loop": loop}
+    config = uvicorn.Config(
+        app, **parts, log_config=None, access_log=False, forwarded_allow_ips="*", timeout_keep_alive=600
+    )
+    uvicorn.Server(config).run([found])
 
 
 if __name__ == "__main__":
