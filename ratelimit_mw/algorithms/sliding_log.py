@@ -47,26 +47,31 @@ def admitting(quota: Quota, cost: int) -> Admit:
 
     See `Admitting`.
     """
-    period, limit, length = quota.period, quota.limit, cost * _TIME.size
-    pack, unpack, begin = _VALUE.pack, _HEADER.unpack_from, _VALUE.size
-    unused = bytes(begin + _TIME.size * min(max(_MIN_CAPACITY, cost), limit))  # a cost beyond the limit needs no room
+    period, limit, size = quota.period, quota.limit, _TIME.size
+    pack, unpack, begin, time_at = _VALUE.pack, _HEADER.unpack_from, _VALUE.size, _TIME.unpack_from
+    unused = bytes(begin + size * min(max(_MIN_CAPACITY, cost), limit))  # a cost beyond the limit needs no room
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
         value = value or unused
-        if len(value) % _TIME.size != begin % _TIME.size or len(value) < begin:
+        capacity, odd = divmod(len(value) - begin, size)
+        if odd or capacity < 1:
             return None
         slot, held = unpack(value, begin - _HEADER.size)
-        times = memoryview(value)[begin:].cast("Q")
-        capacity, after = len(times), slot + cost
-        if after > capacity or held > capacity or times[slot - 1] > now:  # the last if the clock stepped back
+        after, since = slot + cost, now - period
+        if after > capacity or held > capacity:
             return None
-        left = limit - cost - _younger_than(now - period, times, slot, held)
+        if time_at(value, begin + (slot - 1) % capacity * size)[0] > now:  # the clock stepped back
+            return None
+        used = held
+        if time_at(value, begin + (slot - held) % capacity * size)[0] <= since:  # otherwise the oldest time counts, too
+            used = _younger_than(since, memoryview(value)[begin:].cast("Q"), slot, held)
+        left = limit - cost - used
         if left < 0 or left + capacity < limit:
             return None
         share = USED_UP if left < cost else USED_UP * (limit - left) // limit
         stamped = pack((now + period).to_bytes(8), share, after % capacity, min(held + cost, capacity))
-        end = begin + slot * _TIME.size
-        return (True, left, period, 0, 0), stamped + value[begin:end] + _TIME.pack(now) * cost + value[end + length :]
+        start, end = begin + slot * size, begin + after * size
+        return (True, left, period, 0, 0), b"".join((stamped, value[begin:start], _TIME.pack(now) * cost, value[end:]))
 
     return admit
 

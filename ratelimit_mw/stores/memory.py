@@ -3,14 +3,14 @@
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.logs import logger
-from ratelimit_mw.model import Ask, Quota, Reply
+from ratelimit_mw.model import Ask, Quota, Reply, Row
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Decider, ReplyFields, Store, StoreRequest
@@ -55,6 +55,7 @@ class _Compiled(NamedTuple):
         admit: Decides on most requests.
         step: Decides on all others.
         uncharged: Decides on a request that another counter denies.
+        shadow: Whether the counter is a shadow, which denies nothing.
         take: Decides and charges, where a request asks this counter alone.
     """
 
@@ -62,19 +63,43 @@ class _Compiled(NamedTuple):
     admit: Admit
     step: Step
     uncharged: Step
+    shadow: bool
     take: Callable[[_Place], ReplyFields]
 
 
 class _Several:
-    """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
+    """The counters that a request asks. The one that denied the last such request probably denies the next, too.
 
-    __slots__ = ("denied_by", "places")
+    With many clients, what is here is not in the cache of the processor, so there is no object for each counter.
+    """
 
-    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, Step, Step, bool]]) -> None:
+    __slots__ = ("compiled", "denied_by", "places")
+
+    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit]], compiled: Sequence[_Compiled]) -> None:
         self.places = places
-        """Each with its decisions, see `_Compiled`, and whether it is a shadow, which denies nothing."""
+        self.compiled = compiled
         self.denied_by = -1
         """The index of the counter that has denied the last request. -1 if none has."""
+
+    def otherwise(self, now: int) -> list[Decided]:
+        """The decisions on a request that is not admitted by each `Admit`."""
+        stored = [segment.get(key, b"") for key, segment, _ in self.places]
+        decided = self.compiled[self.denied_by].step(stored[self.denied_by], now)
+        if self.denied_by < 0 or decided[0][0]:
+            self.denied_by = -1
+            found: list[Decided] = []
+            for each, value in zip(self.compiled, stored, strict=True):
+                decided = each.admit(value, now) or each.step(value, now)
+                if not (decided[0][0] or each.shadow):
+                    self.denied_by = len(found)
+                    break
+                found.append(decided)
+            else:
+                return found
+        return [
+            decided if place == self.denied_by else each.uncharged(value, now)
+            for place, (each, value) in enumerate(zip(self.compiled, stored, strict=True))
+        ]
 
 
 class MemoryStore(Counters, Store):
@@ -136,12 +161,12 @@ class MemoryStore(Counters, Store):
         if len(asks) == 1:
             ask = asks[0]
             key = ask[0]  # an index reads a field of a NamedTuple faster than unpacking
-            return self._compiled(ask[1], ask[2], ask[3])[4], (key, segments[hash(key) % count])
-        places = []
-        for key, quota, cost, shadow in asks:
-            _, admit, step, uncharged, _ = self._compiled(quota, cost, shadow)
-            places.append((key, segments[hash(key) % count], admit, step, uncharged, shadow))
-        return self._take_all, _Several(places)
+            return self._compiled(ask[1], ask[2], ask[3]).take, (key, segments[hash(key) % count])
+        compiled = [self._compiled(quota, cost, shadow) for _, quota, cost, shadow in asks]
+        places = [
+            (ask[0], segments[hash(ask[0]) % count], each.admit) for ask, each in zip(asks, compiled, strict=True)
+        ]
+        return self._take_all, _Several(places, compiled)
 
     def _compiled(self, quota: Quota, cost: int, shadow: bool) -> _Compiled:
         """The decisions about requests of this cost. They are compiled once for each quota."""
@@ -153,7 +178,8 @@ class MemoryStore(Counters, Store):
             admit, step = admitting(quota, cost), deciding(quota, cost, shadow)
             if shadow:
                 admit = shadowed(admit)
-            known = _Compiled(quota, admit, step, deciding_uncharged(quota, cost, shadow), self._taking(admit, step))
+            uncharged = deciding_uncharged(quota, cost, shadow)
+            known = _Compiled(quota, admit, step, uncharged, shadow, self._taking(admit, step))
             self._known[key] = known
         return known
 
@@ -179,39 +205,27 @@ class MemoryStore(Counters, Store):
     def _take_all(self, asked: _Several) -> ReplyFields:
         """Decide on all counters first, and charge them if none of those that are enforced denies."""
         places = asked.places
+        rows: list[Row] = []
+        values: list[bytes | None] = []
         with self._lock:
             now = self._now()
-            found = self._denied(asked, now) if asked.denied_by >= 0 else []
-            if not found:
-                for key, segment, admit, step, _, shadow in places:
-                    stored = segment.get(key, b"")
-                    used_up = stored and stored[SHARE] == USED_UP
-                    decided = (None if used_up else admit(stored, now)) or step(stored, now)
-                    if not (decided[0][0] or shadow):
-                        asked.denied_by = len(found)
-                        found = self._denied(asked, now)
+            if asked.denied_by < 0:
+                for key, segment, admit in places:
+                    admitted = admit(segment.get(key, b""), now)
+                    if admitted is None:
                         break
-                    found.append(decided)
-            for (key, segment, _, _, _, _), (_, value) in zip(places, found, strict=True):
-                if value is not None:
+                    row, value = admitted
+                    rows.append(row)
+                    values.append(value)
+            if len(rows) < len(places):
+                found = asked.otherwise(now)
+                rows, values = [row for row, _ in found], [value for _, value in found]
+            for (key, segment, _), changed in zip(places, values, strict=True):
+                if changed is not None:
                     if key not in segment:
                         self._make_room(segment, now)
-                    segment[key] = value
-        return now, [row for row, _ in found], None
-
-    @staticmethod
-    def _denied(asked: _Several, now: int) -> list[Decided]:
-        """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
-        key, segment, _, step, _, _ = asked.places[asked.denied_by]
-        decided = step(segment.get(key, b""), now)
-        if decided[0][0]:
-            asked.denied_by = -1
-            return []
-        found: list[Decided] = []
-        for key, segment, _, _, uncharged, _ in asked.places:
-            denies = len(found) == asked.denied_by
-            found.append(decided if denies else uncharged(segment.get(key, b""), now))
-        return found
+                    segment[key] = changed
+        return now, rows, None
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
@@ -240,7 +254,7 @@ class MemoryStore(Counters, Store):
         held = len(segment)
         if held < self._room:
             if held % _BATCH == 0:
-                _drop_expired(segment, _next(segment, _CHECKED), now)
+                _unexpired(segment, _CHECKED, now)
             return
         sample = _unexpired(segment, SAMPLE, now)
         while len(segment) >= self._room:
@@ -273,28 +287,15 @@ def _warn(workers: int) -> None:
     )
 
 
-def _drop_expired(segment: _CounterDict, keys: Iterable[str], now: int) -> None:
-    earliest = first_unexpired(now)
-    for key in keys:
-        if segment[key] < earliest:
-            del segment[key]
-
-
 def _unexpired(segment: _CounterDict, count: int, now: int) -> list[tuple[int, str]]:
-    """The used share (0 to 255) and the key of the next `count` counters of a segment. Expired ones are dropped."""
-    keys = _next(segment, count)
-    _drop_expired(segment, keys, now)
-    return [(segment[key][SHARE], key) for key in keys if key in segment]
+    """The used share (0 to 255) and the key of the next `count` counters of a segment, in rounds over all.
 
-
-def _next(segment: _CounterDict, count: int) -> list[str]:
-    """The next `count` keys of a segment, in rounds over all keys.
-
-    They are fewer if some have been dropped, or at the end of a round. The result is empty only if the segment is.
+    Those that have expired are dropped. The result is shorter if some have been dropped, or at the end of a round.
     """
-    upcoming = segment.upcoming
-    found: list[str] = []
-    while not found and segment:
+    upcoming, earliest = segment.upcoming, first_unexpired(now)
+    found: list[tuple[int, str]] = []
+    looked = False
+    while not looked and segment:
         if not upcoming:
             # Each sample has old and new counters, because counters of the same age are often similar.
             keys = list(segment)
@@ -304,6 +305,13 @@ def _next(segment: _CounterDict, count: int) -> list[str]:
             else:
                 for start in random.sample(range(distance), distance):
                     upcoming += keys[start::distance]
-        found = [key for key in upcoming[-count:] if key in segment]
+        for key in upcoming[-count:]:
+            value = segment.get(key)
+            if value is not None:
+                looked = True
+                if value < earliest:
+                    del segment[key]
+                else:
+                    found.append((value[SHARE], key))
         del upcoming[-count:]
     return found

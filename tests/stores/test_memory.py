@@ -183,16 +183,15 @@ def test_what_has_expired_goes_before_what_counts_mostly(clock):
 
 @pytest.fixture
 def looked(monkeypatch):
-    """How many counters the store has looked at to make room, in a list of one."""
+    """How many counters the store has looked at to make room, at most, in a list of one."""
     count = [0]
-    chosen = memory._next
+    unexpired = memory._unexpired
 
-    def counting(segment, number):
-        keys = chosen(segment, number)
-        count[0] += len(keys)
-        return keys
+    def counting(segment, number, now):
+        count[0] += number
+        return unexpired(segment, number, now)
 
-    monkeypatch.setattr(memory, "_next", counting)
+    monkeypatch.setattr(memory, "_unexpired", counting)
     return count
 
 
