@@ -46,20 +46,6 @@ from ratelimit_mw.tally import OUTCOMES
 LiveState = dict[str, Any]
 
 
-class StoreState(NamedTuple):
-    """What a process knows of its store.
-
-    Attributes:
-        kind: The scheme of its URL, or the class of a store object.
-        up: False if it did not answer the last time.
-        latency_ms: How long a round trip takes, in milliseconds. None if there is none.
-    """
-
-    kind: str
-    up: bool
-    latency_ms: float | None
-
-
 class Shown(NamedTuple):
     """A rule as the file has it: its limits in words, and whether it is a shadow rule."""
 
@@ -92,7 +78,7 @@ def state_of(
     version: str | None,
     switch: str,
     at: float,
-    store: StoreState,
+    store: LiveState,
     processes: int,
     shared: bool,
 ) -> LiveState:
@@ -104,7 +90,7 @@ def state_of(
         version: The version of the rules in force.
         switch: The setting of the kill switch.
         at: The time in epoch seconds.
-        store: What is known of the store.
+        store: What is known of the store, as the state has it.
         processes: The number of processes that the state is about.
         shared: True if the state is about all processes, not only about this one.
     """
@@ -114,7 +100,7 @@ def state_of(
         "version": version or None,
         "switch": switch,
         "at": at,
-        "store": store._asdict(),
+        "store": store,
         "load": None if activity.load is None else round(activity.load, 3),
         "processes": processes,
         "shared": shared,
@@ -207,7 +193,7 @@ class Viewer:
             version=_usual(each.version for each in reports),
             switch=_usual(each.switch for each in reports),
             at=time.time(),
-            store=StoreState(self._kind, up=True, latency_ms=latency),
+            store={"kind": self._kind, "up": True, "latency_ms": latency},
             processes=len({each.process for each in reports}),
             shared=True,
         )
@@ -364,9 +350,11 @@ class Live:
         return True
 
 
-def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> StoreState:
+def _store(limiter: RateLimiter, sharing: Sharing | None, *, deciding: bool) -> LiveState:
     """Return what is known of the store: by the last exchange, and by the last decision if there were some lately."""
-    if sharing is None or not sharing.server:
-        return StoreState(limiter.engine.tally.store, limiter.engine.tally.store_up, None)
-    up = not sharing.away and (limiter.engine.tally.store_up or not deciding)
-    return StoreState(limiter.engine.tally.store, up, sharing.latency_ms if up else None)
+    tally, latency_ms = limiter.engine.tally, None
+    up = tally.store_up
+    if sharing is not None and sharing.server:
+        up = not sharing.away and (up or not deciding)
+        latency_ms = sharing.latency_ms if up else None
+    return {"kind": tally.store, "up": up, "latency_ms": latency_ms}

@@ -22,7 +22,7 @@ from ratelimit_mw.operations.activity import (
     encode_report,
     together,
 )
-from ratelimit_mw.operations.live import Outline, StoreState, live_of, state_of
+from ratelimit_mw.operations.live import Outline, live_of, state_of
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
@@ -191,7 +191,7 @@ def test_a_report_with_a_wrong_value_is_left_out_or_can_be_shown(way):
                 version=decoded.version,
                 switch=decoded.switch,
                 at=1_050.0,
-                store=StoreState("redis", up=True, latency_ms=decoded.latency_ms),
+                store={"kind": "redis", "up": True, "latency_ms": decoded.latency_ms},
                 processes=len({decoded.process, report().process}),
                 shared=True,
             )

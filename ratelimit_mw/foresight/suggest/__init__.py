@@ -72,17 +72,6 @@ _MULTIPLES = (("--strict", Fraction(2, 3)), ("", Fraction(1)), ("--loose", Fract
 _NO_LIMIT = 1 << 62
 
 
-class Guesses(NamedTuple):
-    """The requests of clients that may guess on a route, and those that the rule denies."""
-
-    clients: int = 0
-    requests: int = 0
-    denied: int = 0
-
-
-_NO_GUESSES = Guesses()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProposedRule:
     """One rule of the proposal.
@@ -96,7 +85,7 @@ class ProposedRule:
         replaces: The names of the rules that do not apply where this one does.
         effects: What the strict limits deny in this log, what those of the rule deny, and what the loose ones deny.
         room_for: The busy clients that the limits have room for, because they do what the others do.
-        guesses: What the one-track clients of the route send.
+        guesses: What the rule denies to the one-track clients of the route.
     """
 
     name: str = ""
@@ -107,7 +96,7 @@ class ProposedRule:
     replaces: Sequence[str] = ()
     effects: Sequence[Consequence] = ()
     room_for: Sequence[str] = ()
-    guesses: Guesses = _NO_GUESSES
+    guesses: Consequence = field(default_factory=Consequence)
 
     def texts(self, factor: Fraction = Fraction(1)) -> tuple[str, ...]:
         """Return a multiple of the limits as a rules file has them."""
@@ -219,10 +208,12 @@ class _Scope(NamedTuple):
         own, names = found[self.rule.name], self.clients.names
         room = {client for limit in self.rule.limits for client in limit.raised_for} & self.clients.alike
         sent = dict(zip(self.uses.clients, self.uses.requests, strict=True))
-        guesses = Guesses(
-            len(self.tracks),
-            sum(sent[client] for client in self.tracks),
-            sum(own[f"ip={names[client]}"] for client in self.tracks),
+        guessed = [own[f"ip={names[client]}"] for client in self.tracks]
+        guesses = Consequence(
+            denied=sum(guessed),
+            requests=sum(sent[client] for client in self.tracks),
+            limited=sum(map(bool, guessed)),
+            clients=len(guessed),
         )
         room_for = [names[client] for client in sorted(room)]
         return self._replace(rule=replace(self.rule, effects=effects, room_for=room_for, guesses=guesses), lost=own)
