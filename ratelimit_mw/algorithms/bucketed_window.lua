@@ -1,15 +1,15 @@
 -- The counterpart of bucketed_window.py. State: the number of the newest slice (8 bytes), then a ring of counts (4 bytes).
 algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
   local size = buckets + 1
-  local width = math.ceil(period / buckets)
-  local current = math.floor(now / width)
-  local oldest = math.floor((now - period + 1) / width)
+  local width = ceil(period / buckets)
+  local current = floor(now / width)
+  local oldest = floor((now - period + 1) / width)
   local counts_format = string.rep('I4', size)
   local newest, counts = 0, nil
-  local state = redis.call('GET', key)
+  local state = call('GET', key)
   if state and #state == 8 + 4 * size then
-    newest = struct.unpack('<I8', state)
-    counts = {struct.unpack('<' .. counts_format, state, 9)}
+    newest = unpack_struct('<I8', state)
+    counts = {unpack_struct('<' .. counts_format, state, 9)}
   end
   -- If the clock stepped back, the current slice takes over the counts of the later slices.
   local clamped = counts and current < newest and newest * width <= now + period
@@ -47,7 +47,7 @@ algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
     end
   end
   if clamped or (allowed and cost > 0) then
-    write = struct.pack('<I8', current) .. struct.pack('<' .. counts_format, unpack(counts, 1, size))
+    write = pack_struct('<I8', current) .. pack_struct('<' .. counts_format, unpack(counts, 1, size))
   end
   for number = current, oldest, -1 do
     if counts[number % size + 1] > 0 then
@@ -55,17 +55,17 @@ algorithms[BUCKETED_WINDOW] = function(key, limit, period, buckets, cost, now)
       break
     end
   end
-  return allowed, math.max(left, 0), reset_after, retry_after, write
+  return allowed, max(left, 0), reset_after, retry_after, write
 end
 
 refunds[BUCKETED_WINDOW] = function(key, _, period, buckets, cost, charged_at)
   local size = buckets + 1
-  local state = redis.call('GET', key)
+  local state = call('GET', key)
   if not state or #state ~= 8 + 4 * size then return end
-  local newest = struct.unpack('<I8', state)
-  local number = math.floor(charged_at / math.ceil(period / buckets))
+  local newest = unpack_struct('<I8', state)
+  local number = floor(charged_at / ceil(period / buckets))
   if number <= newest - size or number > newest then return end
   local at = 9 + number % size * 4
-  local count = math.max(struct.unpack('<I4', state, at) - cost, 0)
-  return state:sub(1, at - 1) .. struct.pack('<I4', count) .. state:sub(at + 4)
+  local count = max(unpack_struct('<I4', state, at) - cost, 0)
+  return state:sub(1, at - 1) .. pack_struct('<I4', count) .. state:sub(at + 4)
 end

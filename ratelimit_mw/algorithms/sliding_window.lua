@@ -2,12 +2,12 @@
 -- (4 bytes each). Products may exceed 2^53, so `multiply_divide` computes them.
 -- `in_place`: the window is the same and was charged, so the new state has the length and the expiry of the old one.
 algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
-  local window = math.floor(now / period)
-  local rest = (window + 1) * period - now
+  local elapsed = now % period
+  local window, rest = (now - elapsed) / period, period - elapsed
   local previous, current, clamped, in_place = 0, 0, false, false
-  local state = redis.call('GET', key)
+  local state = call('GET', key)
   if state and #state == 16 then
-    local stored_window, stored_previous, stored_current = struct.unpack('<I8I4I4', state)
+    local stored_window, stored_previous, stored_current = unpack_struct('<I8I4I4', state)
     clamped = stored_window == window + 1 -- the clock stepped back
     in_place = stored_window == window and stored_current > 0
     if stored_window == window or clamped then
@@ -33,22 +33,22 @@ algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
       retry_after = rest + period - multiply_divide(room, period, current)
     end
   end
-  if clamped or (allowed and cost > 0) then write = struct.pack('<I8I4I4', window, previous, current) end
+  if clamped or (allowed and cost > 0) then write = pack_struct('<I8I4I4', window, previous, current) end
   local reset_after = current > 0 and rest + period or previous > 0 and rest or 0
-  return allowed, math.max(left, 0), reset_after, retry_after, write, 0, in_place
+  return allowed, left > 0 and left or 0, reset_after, retry_after, write, 0, in_place
 end
 
 refunds[SLIDING_WINDOW] = function(key, _, period, _, cost, charged_at)
-  local state = redis.call('GET', key)
+  local state = call('GET', key)
   if not state or #state ~= 16 then return end
-  local window, previous, current = struct.unpack('<I8I4I4', state)
-  local charged = math.floor(charged_at / period)
+  local window, previous, current = unpack_struct('<I8I4I4', state)
+  local charged = floor(charged_at / period)
   if charged == window then
-    current = math.max(current - cost, 0)
+    current = max(current - cost, 0)
   elseif charged == window - 1 then
-    previous = math.max(previous - cost, 0)
+    previous = max(previous - cost, 0)
   else
     return
   end
-  return struct.pack('<I8I4I4', window, previous, current)
+  return pack_struct('<I8I4I4', window, previous, current)
 end

@@ -3,16 +3,16 @@
 -- that far ahead stays below 2^53 until after the year 2100.
 algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, longest_wait)
   if limit == 0 then return false, 0, 0, NEVER end
-  local interval = math.ceil(period / limit)
+  local interval = ceil(period / limit)
   local capacity = burst * interval
   local missing, clamped = 0, false
-  local state = redis.call('GET', key)
+  local state = call('GET', key)
   if state and #state == 16 then
-    local full, written = struct.unpack('<I8I8', state)
-    if written <= now + period then missing = math.max(full - now, 0) end
-    local most = (written > now and capacity or 2 * math.max(capacity, period)) + longest_wait
+    local full, written = unpack_struct('<I8I8', state)
+    if written <= now + period then missing = max(full - now, 0) end
+    local most = (written > now and capacity or 2 * max(capacity, period)) + longest_wait
     clamped = missing > most -- the clock stepped back, or the burst was much larger
-    missing = math.min(missing, most)
+    missing = min(missing, most)
   end
   local room = capacity - missing
   local needed = cost * interval
@@ -20,18 +20,18 @@ algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, longes
   local retry_after, delay, write = 0, 0, nil
   if allowed then
     missing, room = missing + needed, room - needed
-    if cost > 0 then delay = math.max(-room, 0) end
+    if cost > 0 then delay = max(-room, 0) end
   else
     retry_after = cost <= burst and needed - room - longest_wait or NEVER
   end
-  if clamped or (allowed and cost > 0) then write = struct.pack('<I8I8', now + missing, now) end
-  return allowed, math.floor(math.max(room, 0) / interval), missing, retry_after, write, delay
+  if clamped or (allowed and cost > 0) then write = pack_struct('<I8I8', now + missing, now) end
+  return allowed, floor(max(room, 0) / interval), missing, retry_after, write, delay
 end
 
 refunds[TOKEN_BUCKET] = function(key, limit, period, _, cost, _, now)
-  local state = redis.call('GET', key)
+  local state = call('GET', key)
   if limit == 0 or not state or #state ~= 16 then return end
-  local full, written = struct.unpack('<I8I8', state)
+  local full, written = unpack_struct('<I8I8', state)
   if full <= now then return end
-  return struct.pack('<I8I8', math.max(full - cost * math.ceil(period / limit), now), written)
+  return pack_struct('<I8I8', max(full - cost * ceil(period / limit), now), written)
 end

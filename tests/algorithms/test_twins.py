@@ -4,15 +4,15 @@ import itertools
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.model import Outcome, Reply
+from ratelimit_mw.model import SECOND, Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.base import Intent
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import converse
 from ratelimit_mw.stores.redis.endpoint import Blocking
-from tests.algorithms.histories import HistoryClock, conversations
+from tests.algorithms.histories import START, HistoryClock, conversations
 
 _examples = itertools.count()
 pytestmark = pytest.mark.timeout(3_600)  # for the thorough profile
@@ -59,6 +59,13 @@ def connection(each_server):
     connection.close()
 
 
+LOG = [Ask("p:0:sliding_log:{x}", Quota("sliding_log", 11, SECOND))]
+TIMES = (*range(2, 9), *range(SECOND, SECOND + 10), SECOND - 990)
+LOG_WHOSE_OLD_TIMES_COUNT_AGAIN = [(START + time, [(LOG, Intent())]) for time in TIMES]
+"""The clock steps back to a moment at which times count that had left the window."""
+
+
+@example(LOG_WHOSE_OLD_TIMES_COUNT_AGAIN)
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(conversations())
 def test_any_history_has_the_same_outcomes_in_memory_and_on_redis(connection, known, steps):

@@ -358,18 +358,18 @@ def packed(pipeline: Sequence[Command]) -> bytes:
 
 
 def _pack(command: Command) -> bytes:
-    words = [_arrays[len(command)]]
-    if len(command) < _MANY_WORDS:
-        for word in command:
-            words.append(_texts[len(word)])
-            words.append(word)
-    else:  # only C code runs for each word
-        words += chain.from_iterable(zip(map(_texts.__getitem__, map(len, command)), command, strict=True))
-    words.append(b"")
-    return b"\r\n".join(words)
+    if len(command) == _WORDS:
+        a, b, c, d, e, f, g, h = command
+        return _CALL % (len(a), a, len(b), b, len(c), c, len(d), d, len(e), e, len(f), f, len(g), g, len(h), h)
+    # Only C code runs for each word.
+    words = chain.from_iterable(zip(map(_texts.__getitem__, map(len, command)), command, strict=True))
+    return b"\r\n".join([_arrays[len(command)], *words, b""])
 
 
-_MANY_WORDS = 16
+_WORDS = 8
+"""The number of words of the usual command: a script call about one counter."""
+
+_CALL = b"*8\r\n" + _WORDS * b"$%d\r\n%b\r\n"
 
 
 def only_text(data: bytes) -> bytes | None:

@@ -19,7 +19,7 @@ local OUTCOME = '<Bi8i8i8i8'
 -- Under a clock that is moved by hand, keys must not expire by the server's clock: a TTL is one hour at least.
 local now, least_ttl = tonumber(ARGV[2]), 3600000
 if not now then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now, least_ttl = time[1] * 1000000 + time[2], 0
 end
 

@@ -6,14 +6,14 @@
 local function save(key, reset_after, write, in_place)
   if not write then return end
   if in_place then
-    redis.call('SETRANGE', key, 0, write)
+    call('SETRANGE', key, 0, write)
     return
   end
-  local ttl = math.max(math.ceil(reset_after / 1000) + 1000, least_ttl)
+  local ttl = max(ceil(reset_after / 1000) + 1000, least_ttl)
   if type(write) == 'function' then
     write(ttl)
   else
-    redis.call('SET', key, write, 'PX', ttl)
+    call('SET', key, write, 'PX', ttl)
   end
 end
 
@@ -21,7 +21,7 @@ local replies, replied, first_error = {}, 0, ''
 
 local function reply(allowed, remaining, reset_after, retry_after, delay)
   replied = replied + 1
-  replies[replied] = struct.pack(OUTCOME, allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
+  replies[replied] = pack_struct(OUTCOME, allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
 end
 
 -- Replies to the asks from `first` to `last` that their request has failed. The other requests of the call go on.
@@ -32,7 +32,7 @@ local function fail(first, last, problem, algorithm)
   for _ = first, last do reply(false, 0, 0, FAILED) end
 end
 
-local function flag(flags, bit) return math.floor(flags / bit) % 2 == 1 end
+local function flag(flags, bit) return floor(flags / bit) % 2 == 1 end
 
 local function ask(key, a, cost)
   return {algorithms[a.algorithm](key, a.limit, a.period, a.extra, cost, now, a.longest_wait)}
@@ -51,12 +51,12 @@ local function overdraw(a)
   local wide = {algorithm = algorithm, limit = limit, period = period, extra = extra, longest_wait = longest_wait}
   local room = ask(a.key, wide, 0)[2]
   if room == 0 then return found end
-  local charged = ask(a.key, wide, math.min(a.cost, room))
+  local charged = ask(a.key, wide, min(a.cost, room))
   if not charged[1] then return charged end
   save(a.key, charged[3], charged[5], charged[7])
   local after = ask(a.key, a, 0)
   if a.cost > found[2] and not after[1] then return after end
-  charged[2], charged[5], charged[6] = math.max(found[2] - a.cost, 0), nil, 0
+  charged[2], charged[5], charged[6] = max(found[2] - a.cost, 0), nil, 0
   return charged
 end
 
@@ -89,7 +89,7 @@ end
 local function decide(asks)
   local outcomes, admitted, charged, denied = {}, true, true, false
   for i, a in ipairs(asks) do
-    if flag(a.flags, FORGET) then redis.call('DEL', a.key) end
+    if flag(a.flags, FORGET) then call('DEL', a.key) end
     outcomes[i] = a.wide and overdraw(a) or ask(a.key, a, a.cost)
     if not outcomes[i][1] then
       denied = true
@@ -114,7 +114,7 @@ end
 
 local function give_back(a)
   local state = refunds[a.algorithm](a.key, a.limit, a.period, a.extra, a.cost, a.charged_at, now)
-  if state then redis.call('SET', a.key, state, 'KEEPTTL') end
+  if state then call('SET', a.key, state, 'KEEPTTL') end
 end
 
 local function refund(asks)
@@ -129,7 +129,7 @@ local function charge(asks)
   for _, a in ipairs(asks) do
     if flag(a.flags, REFUND) then give_back(a) end
     local room = ask(a.key, a, 0)[2]
-    local outcome = ask(a.key, a, math.min(a.cost, room))
+    local outcome = ask(a.key, a, min(a.cost, room))
     save(a.key, outcome[3], outcome[5], outcome[7])
     reply_with(outcome)
   end
