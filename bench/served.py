@@ -4,14 +4,16 @@ Between two requests, a server leaves the caches of the processor cold, so a lim
 one process. The user and the system time of all threads of the server count. All clients come through one proxy,
 because they have one machine.
 
-All servers are there at once. They take turns after each wave of 50 requests, one on each connection, so all of them
-meet the same noise. A round is long enough for the garbage collector to run in each of them.
+All servers of a round are there at once. They take turns after each wave of 50 requests, one on each connection, so all
+of them meet the same noise. A round is long enough for the garbage collector to run in each of them. Each round has
+processes of its own, because two processes of one server differ by up to 6 µs: their memory is laid out differently.
 
 `python -m bench.served WHO HTTP LOOP [URL]` is such a server.
 """
 
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Self
@@ -27,7 +29,7 @@ from tests.support.servers import BINARIES, Server
 
 CONNECTIONS = 50
 WAVES = 20  # in each round
-ROUNDS = 13
+ROUNDS = 7
 SLOWAPI = "slowapi"
 BARE = "no limiter"
 KINDS = {"uvicorn": ("h11", "asyncio"), "uvicorn[standard]": ("httptools", "uvloop")}
@@ -40,32 +42,33 @@ returns this memory after each request, which costs about 20 µs."""
 def added(effort: Effort) -> Iterator[Figure]:
     """Microseconds of the server's processor time that a limiter adds, counters in memory and in Redis."""
     for kind, parts in KINDS.items():
-        with Server(BINARIES[0]) as server, ExitStack() as stack:
+        took: defaultdict[Any, list[float]] = defaultdict(list)
+        with Server(BINARIES[0]) as server:
             stores = {"memory": "memory://", "Redis": server.url}
-            asked: dict[Any, Asked] = {BARE: stack.enter_context(Asked(BARE, *parts))}
+            contestants: dict[Any, tuple[str, ...]] = {BARE: (BARE, *parts)}
             for store, url in stores.items():
-                asked |= {(store, who): stack.enter_context(Asked(who, *parts, url)) for who in (OURS, SLOWAPI)}
-            took = _in_turn(asked, effort.rounds(ROUNDS), effort.part(WAVES))
+                contestants |= {(store, who): (who, *parts, url) for who in (OURS, SLOWAPI)}
+            for _ in range(effort.rounds(ROUNDS)):
+                for name, micros in _round(contestants, effort.part(WAVES)).items():
+                    took[name].append(micros)
         for store, most in {"memory": 1 / 5, "Redis": 1 / 10}.items():
             ours, theirs = (more(took[store, who], took[BARE]) for who in (OURS, SLOWAPI))
             yield beside(f"{kind}, {store}: {NAMES['known']}", ours, SLOWAPI, theirs, "us", at_most=most)
         yield alone(f"{kind}: the app and the server without a limiter", took[BARE], "us")
 
 
-def _in_turn(asked: dict[Any, "Asked"], rounds: int, waves: int) -> dict[Any, list[float]]:
-    """Microseconds for a request, round by round, of servers that take turns after each wave."""
-    for each in asked.values():
-        for _ in range(SEEN["known"] // CONNECTIONS):
-            each.wave()
-    took: dict[Any, list[float]] = {name: [] for name in asked}
-    for _ in range(rounds):
+def _round(contestants: dict[Any, tuple[str, ...]], waves: int) -> dict[Any, float]:
+    """Microseconds for a request of each server. They take turns after each wave."""
+    with ExitStack() as stack:
+        asked = {name: stack.enter_context(Asked(*what)) for name, what in contestants.items()}
+        for each in asked.values():
+            for _ in range(SEEN["known"] // CONNECTIONS):
+                each.wave()
         spent = dict.fromkeys(asked, 0.0)
         for number in range(waves):
             for name in asked if number % 2 else reversed(asked):
                 spent[name] += asked[name].wave()
-        for name, micros in spent.items():
-            took[name].append(micros / (waves * CONNECTIONS))
-    return took
+    return {name: micros / (waves * CONNECTIONS) for name, micros in spent.items()}
 
 
 class Asked(Running):
