@@ -56,6 +56,15 @@ def test_every_type_that_an_app_gets_can_be_imported_from_types():
     assert set(GOT) | {"Ask", "Intent", "Outcome", "Quota", "Reply", "Store"} == types
 
 
+def test_a_public_value_cannot_be_changed():
+    public = [getattr(importlib.import_module(module), name) for module, names in LISTED.items() for name in names]
+    values = [each for each in public if isinstance(each, type) and dataclasses.is_dataclass(each)]
+    assert errors.Problem in values
+    for each in values:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(object.__new__(each), dataclasses.fields(each)[0].name, None)
+
+
 def test_a_page_of_a_module_has_its_names_and_their_members():
     page = API.page("ratelimit_mw", LISTED["ratelimit_mw"])
     assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == LISTED["ratelimit_mw"]

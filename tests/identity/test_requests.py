@@ -176,6 +176,18 @@ def test_a_cookie_that_is_not_ascii_has_few_escapes(escapes, expected):
 @pytest.mark.parametrize(("length", "expected"), [(65_536, ("1",)), (65_537, TOO_MANY)])
 def test_beyond_64_kib_all_values_count_as_one(length, expected):
     assert asgi(query="id=1&q=".ljust(length, "x")).parameters(Parameter("id")) == expected
+    lines = [("Cookie", "s=1; t=".ljust(length - 1, "x"))]  # each line ends with a character of its own
+    assert asgi(lines).cookies(Cookie("s")) == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(4, ("0", "1", "2", "3")), (5, TOO_MANY)])
+def test_more_than_four_values_count_as_one(number, expected):
+    assert asgi(query="&".join(f"id={each}" for each in range(number))).parameters(Parameter("id")) == expected
+
+
+@pytest.mark.parametrize(("times", "expected"), [(32, ("1",)), (33, TOO_MANY)])
+def test_a_name_that_stands_more_than_32_times_counts_with_all_others(times, expected):
+    assert asgi(query="&".join(["id=1"] * times)).parameters(Parameter("id")) == expected
 
 
 @pytest.mark.parametrize(("backslashes", "expected"), [(2_048, ('"' * 2_048,)), (2_049, TOO_MANY)])
