@@ -69,8 +69,7 @@ class Log:
         self._damage: type[Exception] = EOFError  # what Zstandard raises, if the file is compressed by it
         self._size = 0  # of a file that is read from its end
         self._unwrap: Callable[[bytes], bytes] | None = None
-        self._head: list[bytes] = []
-        self._blocks = self._read()
+        self._blocks: Iterator[bytes] = self._read()
         self.unreadable = unreadable
         self.format: LineFormat | None = None
         """The format, after `detect`."""
@@ -102,8 +101,9 @@ class Log:
             OSError: The file cannot be read.
         """
         lines: list[str] = []
+        head: list[bytes] = []
         for block in self._blocks:
-            self._head.append(block)
+            head.append(block)
             lines += block.decode("utf-8", "replace").split("\n")
             if len(lines) > _SAMPLE:
                 break
@@ -114,12 +114,13 @@ class Log:
             sample = whole.decode("utf-8", "replace").splitlines()
         self.format = find_format(wanted, sample, places, lenient=lenient)
         self.proxied = proxied(self.format, sample)
+        self._blocks = chain(head, self._blocks)
         if _is_turned(self.format, sample):
-            self._turn(self.format)
+            self._turn(self.format.names_in(head[0]))
         return self.format
 
-    def _turn(self, form: LineFormat) -> None:
-        """Read the log from its end.
+    def _turn(self, names: bytes) -> None:
+        """Read the log from its end, after the lines at its beginning that name its values.
 
         Raises:
             UnusableLog: It is a stream, or compressed.
@@ -131,9 +132,7 @@ class Log:
                 f"{self.path} begins with its newest line, and a stream cannot be read from its end. "
                 f"Turn it with `{source} | tac | ratelimit-mw replay - …`"
             )
-        names = form.names_in(self._head[0])
-        self._head = [names] if names else []
-        self._blocks = self._backwards(len(names))
+        self._blocks = chain([names] if names else [], self._backwards(len(names)))
 
     def _backwards(self, begin: int) -> Iterator[bytes]:
         """Yield blocks of whole lines from the end of the file to a place in it, the last line first."""
@@ -166,8 +165,6 @@ class Log:
             raise UnusableLog("the format is not known yet")
         reader = self.format.reader(wanted, self.unreadable)
         unwrap = self._unwrap or bytes
-        while self._head:
-            yield reader.read(unwrap(self._head.pop(0)))
         for block in self._blocks:
             yield reader.read(unwrap(block))
 
