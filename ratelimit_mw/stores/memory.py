@@ -68,38 +68,15 @@ class _Compiled(NamedTuple):
 
 
 class _Several:
-    """The counters that a request asks. The one that denied the last such request probably denies the next, too.
+    """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
 
-    With many clients, what is here is not in the cache of the processor, so there is no object for each counter.
-    """
+    __slots__ = ("denied_by", "places")
 
-    __slots__ = ("compiled", "denied_by", "places")
-
-    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit]], compiled: Sequence[_Compiled]) -> None:
+    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, _Compiled]]) -> None:
         self.places = places
-        self.compiled = compiled
+        """Each with its decisions. What decides most requests is not in `_Compiled` alone, to be read faster."""
         self.denied_by = -1
         """The index of the counter that has denied the last request. -1 if none has."""
-
-    def otherwise(self, now: int) -> list[Decided]:
-        """The decisions on a request that is not admitted by each `Admit`."""
-        stored = [segment.get(key, b"") for key, segment, _ in self.places]
-        decided = self.compiled[self.denied_by].step(stored[self.denied_by], now)
-        if self.denied_by < 0 or decided[0][0]:
-            self.denied_by = -1
-            found: list[Decided] = []
-            for each, value in zip(self.compiled, stored, strict=True):
-                decided = each.admit(value, now) or each.step(value, now)
-                if not (decided[0][0] or each.shadow):
-                    self.denied_by = len(found)
-                    break
-                found.append(decided)
-            else:
-                return found
-        return [
-            decided if place == self.denied_by else each.uncharged(value, now)
-            for place, (each, value) in enumerate(zip(self.compiled, stored, strict=True))
-        ]
 
 
 class MemoryStore(Counters, Store):
@@ -162,11 +139,11 @@ class MemoryStore(Counters, Store):
             ask = asks[0]
             key = ask[0]  # an index reads a field of a NamedTuple faster than unpacking
             return self._compiled(ask[1], ask[2], ask[3]).take, (key, segments[hash(key) % count])
-        compiled = [self._compiled(quota, cost, shadow) for _, quota, cost, shadow in asks]
-        places = [
-            (ask[0], segments[hash(ask[0]) % count], each.admit) for ask, each in zip(asks, compiled, strict=True)
-        ]
-        return self._take_all, _Several(places, compiled)
+        places = []
+        for key, quota, cost, shadow in asks:
+            compiled = self._compiled(quota, cost, shadow)
+            places.append((key, segments[hash(key) % count], compiled.admit, compiled))
+        return self._take_all, _Several(places)
 
     def _compiled(self, quota: Quota, cost: int, shadow: bool) -> _Compiled:
         """The decisions about requests of this cost. They are compiled once for each quota."""
@@ -209,23 +186,42 @@ class MemoryStore(Counters, Store):
         values: list[bytes | None] = []
         with self._lock:
             now = self._now()
-            if asked.denied_by < 0:
-                for key, segment, admit in places:
-                    admitted = admit(segment.get(key, b""), now)
-                    if admitted is None:
-                        break
-                    row, value = admitted
+            found = self._denied(asked, now) if asked.denied_by >= 0 else []
+            if not found:
+                for key, segment, admit, compiled in places:
+                    stored = segment.get(key, b"")
+                    decided: Decided | None = admit(stored, now)
+                    if decided is None:
+                        decided = compiled.step(stored, now)
+                        if not (decided[0][0] or compiled.shadow):
+                            asked.denied_by = len(rows)
+                            found = self._denied(asked, now)
+                            break
+                    row, value = decided
                     rows.append(row)
                     values.append(value)
-            if len(rows) < len(places):
-                found = asked.otherwise(now)
+            if found:
                 rows, values = [row for row, _ in found], [value for _, value in found]
-            for (key, segment, _), changed in zip(places, values, strict=True):
-                if changed is not None:
+            for (key, segment, _, _), value in zip(places, values, strict=True):
+                if value is not None:
                     if key not in segment:
                         self._make_room(segment, now)
-                    segment[key] = changed
+                    segment[key] = value
         return now, rows, None
+
+    @staticmethod
+    def _denied(asked: _Several, now: int) -> list[Decided]:
+        """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
+        key, segment, _, compiled = asked.places[asked.denied_by]
+        decided = compiled.step(segment.get(key, b""), now)
+        if decided[0][0]:
+            asked.denied_by = -1
+            return []
+        found: list[Decided] = []
+        for key, segment, _, compiled in asked.places:
+            denies = len(found) == asked.denied_by
+            found.append(decided if denies else compiled.uncharged(segment.get(key, b""), now))
+        return found
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
