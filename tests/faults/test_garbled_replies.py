@@ -169,5 +169,20 @@ def test_the_items_of_one_reply_are_bounded(data, items):
         parsed([data], items=items)
 
 
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [
+        pytest.param(b"*1000000\r\n", b"*1000001\r\n", id="a million items"),
+        pytest.param(b"$67108864\r\n", b"$67108865\r\n", id="a text of 64 MiB"),
+        pytest.param(b"+".ljust(65_536, b"x"), b"+".ljust(65_537, b"x"), id="a line of 64 KiB"),
+        pytest.param(b"*1\r\n" * 8, b"*1\r\n" * 9, id="eight arrays in each other"),
+    ],
+)
+def test_what_a_server_announces_is_bounded_before_it_comes(most, more):
+    assert parsed([most]) == []
+    with pytest.raises(StoreUnavailable):
+        parsed([more])
+
+
 def test_each_reply_has_the_whole_bound():
     assert parsed([b"*2\r\n:1\r\n:2\r\n" * 3], items=2) == [[1, 2]] * 3
