@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.operations.live import Live
+from ratelimit_mw.operations.live import live_of
 from tests.support.patience import eventually
 
 RULES = {
@@ -23,10 +23,12 @@ def seen(live):
 def test_reports_are_shared(request, servers):
     url = request.getfixturevalue(servers).url
     with RateLimiter(RULES, storage=url) as one, RateLimiter(RULES, storage=url) as other:
-        Live(other).start()
+        live = live_of(one)
+        for each in (live, live_of(other)):
+            each.begin(1)
         for _ in range(4):
             other.check({"ip": "192.0.2.1"})
-        state = eventually(lambda: seen(Live(one)))
+        state = eventually(lambda: seen(live))
         assert state["shared"]
         assert state["store"]["up"]
         assert state["limited"][0]["client"] == "ip=192.0.2.1"
