@@ -23,14 +23,14 @@ HIDDEN = {
     "OverrideList": {"records"},
     "RateLimitThrottle": {"limit_of", "rule_of"},
     "RateLimiter": {
-        *("at_first_request", "clock", "engine", "require", "response"),
+        *("at_close", "at_first_request", "clock", "engine", "require", "response"),
         *("rules", "storage_url"),
     },
     "Reply": {"admits"},
     "Setting": {"lasts", "text"},
     "Switch": {"records"},
     "Tally": {
-        *("after_fork", "answered", "at_close", "banned", "cell", "close", "counters", "deferred", "due", "failed"),
+        *("after_fork", "answered", "banned", "cell", "counters", "deferred", "due", "failed"),
         *(
             "hit",
             "hits_of",
@@ -41,11 +41,13 @@ HIDDEN = {
             "passes_of",
             "refused",
             "reset",
+            "shadow_bans",
+            "shadow_denials",
             "shed",
             "store",
             "totals",
         ),
-        *("trace", "traced", "tracers", "watch"),
+        *("trace", "traced", "tracers", "watchers", "would_deny"),
     },
 }
 """What the package itself uses of public classes."""

@@ -93,13 +93,14 @@ class RateLimiter:
         """The overrides for single clients at run time (limits, blocks and exemptions)."""
         self.switch: Switch = Switch(retriever, self.engine.planner.switch, clock)
         """The kill switch, which turns all limits off, or to shadow, at run time."""
-        self.shadow_denials: Counter[str] = self.engine.shadows.denials
+        self.shadow_denials: Counter[str] = self.engine.tally.shadow_denials
         """How many requests each shadow rule would have denied, by the name of the rule."""
-        self.shadow_bans: Counter[str] = self._storage.bans.shadows
+        self.shadow_bans: Counter[str] = self.engine.tally.shadow_bans
         """How many bans each shadow rule would have begun, by the name of the rule."""
         self.shed: Counter[str] = self.engine.tally.shed
         """How many requests were shed under load, by their priority."""
         self._kept: dict[type, object] = {}
+        self._closers: list[Callable[[], None]] = []
         self._unexamined = _EXAMINED if self.engine.waits else 0
         retriever.require(_follow(ref(self)))
         LIMITERS[self] = True
@@ -136,6 +137,10 @@ class RateLimiter:
     def at_first_request(self, begun: Callable[[], None]) -> None:
         """Internal. Call `begun` at the first request of this process and of each forked one. It must not raise."""
         self._retriever.at_watch(begun)
+
+    def at_close(self, closer: Callable[[], None]) -> None:
+        """Internal. Call `closer` when the limiter is closed."""
+        self._closers.append(closer)
 
     def reload(self) -> None:
         """Read the newest rules and overrides now.
@@ -425,17 +430,19 @@ class RateLimiter:
 
     def close(self) -> None:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""
-        LIMITERS[self] = False
-        self._retriever.stop()
+        self._stop()
         self._storage.close()
-        self.engine.tally.close()
 
     async def aclose(self) -> None:
         """Do what `close` does, awaitable."""
+        self._stop()
+        await self._storage.aclose()
+
+    def _stop(self) -> None:
         LIMITERS[self] = False
         self._retriever.stop()
-        await self._storage.aclose()
-        self.engine.tally.close()
+        for close in self._closers:
+            close()
 
     def __enter__(self) -> Self:
         return self

@@ -117,8 +117,11 @@ class Tally:
         late: Returns the number of requests that the store did not answer in time, while it answered others.
         near: The share of a limit from which hits are near it. It may be set before the first request.
         shed: The number of shed requests by priority.
+        shadow_denials, shadow_bans: The number of requests that shadow rules would have denied, and of bans that they
+            would have begun, by the name of the rule.
         due: Returns True for each request that is measured.
-        tracers: The functions that are called with each decision.
+        watchers: The functions that are called with the measures of one request in 16, on the path of the request.
+        tracers: The functions that are called with each decision, on the path of the request. See `trace`.
         passes: The requests that rules simply allowed, by the labels of the rules.
     """
 
@@ -130,10 +133,11 @@ class Tally:
         self.late: Callable[[], int] = lambda: 0
         self.near = NEAR
         self.shed: Counter[str] = Counter()
+        self.shadow_denials: Counter[str] = Counter()
+        self.shadow_bans: Counter[str] = Counter()
         self._turn = _turns()
         self.due = self._turn
-        self._watchers: list[Watcher] = []
-        self._closers: list[Callable[[], None]] = []
+        self.watchers: list[Watcher] = []
         self.tracers: list[Callable[[Decision], None]] = []
         self._cells: dict[str, Cell] = {}
         self.passes: dict[Labels, Passes] = {}
@@ -158,7 +162,8 @@ class Tally:
     def reset(self) -> None:
         """Count from 0. Plans refer to the cells, so the same cells go on."""
         self._begin()
-        self.shed.clear()
+        for named in (self.shed, self.shadow_denials, self.shadow_bans):
+            named.clear()
         for counts in self._hits.values():
             counts[:] = [0] * len(HITS)
         for cell in self._cells.values():
@@ -166,21 +171,8 @@ class Tally:
         for passes in (*self.passes.values(), self._further):
             passes.number = 0
 
-    def watch(self, watcher: Watcher) -> None:
-        """Call `watcher` with the measures of one request in 16, on the path of the request."""
-        self._watchers.append(watcher)
-
-    def at_close(self, closer: Callable[[], None]) -> None:
-        """Call `closer` when the limiter is closed."""
-        self._closers.append(closer)
-
-    def close(self) -> None:
-        """Note that the limiter is closed."""
-        for close in self._closers:
-            close()
-
     def trace(self, tracer: Callable[[Decision], None]) -> None:
-        """Call `tracer` with each decision, on the path of the request."""
+        """Call `tracer` with each decision from now on."""
         self.tracers.append(tracer)
         self.due = _always
 
@@ -328,6 +320,13 @@ class Tally:
             cell.counts[decided] += 1
             if decided == DELAYED:
                 cell.delay += delay
+            elif decided == SHADOW_DENIED:
+                self.would_deny(rule.logged)
+
+    def would_deny(self, rule: str) -> None:
+        """Count a request that a shadow rule of this name would have denied."""
+        with self._counting:
+            self.shadow_denials[rule] += 1
 
     def failed(self) -> None:
         """Count a decision without the store."""
@@ -360,9 +359,9 @@ class Tally:
             histogram = cell.used
             histogram.counts[bisect_left(USED_BOUNDS, share)] += 1
             histogram.total += share
-            for watch in self._watchers:
+            for watch in self.watchers:
                 watch(cell, share)
-        for watch in self._watchers:
+        for watch in self.watchers:
             watch(None, seconds)
 
     def traced(self, decision: Decision) -> None:
@@ -381,6 +380,8 @@ class Tally:
         cell = self._made(domain, rule)
         with self._counting:
             self.bans[cell.domain, cell.name, enforced] += 1
+            if not enforced:
+                self.shadow_bans[rule] += 1
 
     def deferred(self, rule: Rule | None, fate: str) -> None:
         """Count what happened to a deferred request."""

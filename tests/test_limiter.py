@@ -259,6 +259,11 @@ class TestShadow:
             assert (said.allowed, said.rule, said.remaining) == (True, "everything", expected)
         assert limiter.shadow_denials == {"new": 2}
 
+    def test_a_request_that_two_counters_of_a_rule_would_deny_counts_once(self, call):
+        limiter = engine(rule("0 per minute", name="new", by=["ip", "global"], shadow=True))
+        assert call(limiter, "check", CLIENT).allowed
+        assert limiter.shadow_denials == {"new": 1}
+
 
 class TestTheSwitchInTheEnvironment:
     def test_off_lets_everything_pass_uncounted(self, call, monkeypatch):

@@ -206,7 +206,7 @@ def test_what_a_shadow_rule_would_have_denied_is_counted_once(engine):
     made = engine({"name": "shadow", "by": "ip", "limit": "1 per hour", "shadow": True})
     assert made.check({"ip": BUSY}).allowed
     assert made.turn(BUSY).result(WITHIN).delay == 10_000
-    assert made.engine.shadows.denials == {"shadow": 1}
+    assert made.engine.tally.shadow_denials == {"shadow": 1}
 
 
 def test_a_shadow_rule_that_would_make_wait_is_asked_as_ever_when_no_thread_may(engine):
@@ -214,7 +214,7 @@ def test_a_shadow_rule_that_would_make_wait_is_asked_as_ever_when_no_thread_may(
     made = engine(shadow, limit="100 per second", max_waiting=0)
     made.engine.decide(made.rules.attributes.request_from({"ip": BUSY}), rule="shadow")
     assert made.turn(BUSY).result(WITHIN).allowed
-    assert made.engine.shadows.denials == {}
+    assert made.engine.tally.shadow_denials == {}
 
 
 @pytest.mark.parametrize(

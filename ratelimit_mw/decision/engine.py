@@ -15,7 +15,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.denials import DENIALS, DenialLog
 from ratelimit_mw.decision.planning import Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
-from ratelimit_mw.decision.storage import Shadows, Storage
+from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.decision.waiting import (
     Waiting,
@@ -60,7 +60,6 @@ class Engine:
         self.retriever = retriever
         self.storage = storage
         self._clock = clock
-        self.shadows = Shadows()
         self.on_denial: Callable[[Verdict, int, str, bool], None] | None = None
         """Is called with each denial on the path of the request: the verdict, the index of the counter that denies (-1
         for none), the reason, and whether a shadow rule would have denied it. None if no code needs it."""
@@ -342,8 +341,9 @@ class Engine:
             given: the request, or the attributes of `check()`.
         """
         if verdict.shadowed:
-            for place in self.shadows.count(verdict):
-                self._told(verdict, place, verdict.outcomes[place].reason, rules, given, shadow=True)
+            for place, (charge, outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
+                if charge.ask.shadow and not (outcome.allowed or charge.rule.quota_group):  # a group denies together
+                    self._told(verdict, place, outcome.reason, rules, given, shadow=True)
         if verdict.allowed:
             return
         tally, charges, place = self.tally, verdict.charges, verdict.binding
@@ -378,15 +378,14 @@ class Engine:
 
     def _would_shed(self, verdict: Verdict, rule: str, rules: Rules, request: Request) -> None:
         """Count and log a request that a shadow rule would have shed."""
-        self.shadows.add(rule)
+        self.tally.would_deny(rule)
         self._told(verdict, -1, "shed", rules, request, shadow=True)
 
     def forget_reports(self) -> None:
         """Log and count denials, bans and shed requests as if there were none before. For tests."""
         self._denials.lines.reset()
         self.tally.reset()
-        self.shadows.reset()
-        self.storage.bans.reset()
+        self.storage.bans.lines.reset()
         self.planner.shedder.reset()
 
     def without_store(self, charges: Sequence[Charge], commit: bool, started: float = 0.0) -> Verdict:

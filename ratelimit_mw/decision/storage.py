@@ -2,13 +2,13 @@
 
 * `Storage` opens, wraps and closes the stores.
 * `InFlight` renews the concurrent places of requests in flight.
-* `BanLog` logs bans, and `Shadows` counts the denials of shadow rules.
+* `BanLog` counts and logs bans.
 """
 
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +17,6 @@ from urllib.parse import unquote
 
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
-from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.logs import LineLimit, logger
@@ -195,18 +194,13 @@ _MAX_LINES = 10
 
 
 class BanLog:
-    """Logs each ban that begins, with its client as a hash.
-
-    `shadows` counts the bans that shadow rules would have begun, by the name of the rule.
-    """
-
-    _counting = lazy(lock)
+    """Counts and logs each ban that begins, with its client as a hash."""
 
     def __init__(self, secret: str, tally: Tally) -> None:
-        self.shadows: Counter[str] = Counter()
         self._secret = secret
         self._tally = tally
-        self._lines = LineLimit()
+        self.lines = LineLimit()
+        """How many lines there may be, by the name of a rule."""
 
     def begun(self, ask: Ask, lasts: int, now: int) -> None:
         """Log that a ban has begun.
@@ -219,10 +213,7 @@ class BanLog:
         stem, _, identity = ask.key.partition("{")
         domain, rule = map(unquote, stem.split(":")[:2])
         self._tally.banned(domain, rule, enforced=not ask.shadow)
-        with self._counting:
-            if ask.shadow:
-                self.shadows[rule] += 1
-        omitted = self._lines.omitted(rule, _MAX_LINES, now)
+        omitted = self.lines.omitted(rule, _MAX_LINES, now)
         if omitted is not None:
             logger.warning(
                 "rule %s %s client %s for %s%s",
@@ -232,44 +223,6 @@ class BanLog:
                 spell_duration(lasts),
                 f"; {omitted} more bans were not logged" if omitted else "",
             )
-
-    def reset(self) -> None:
-        """Count and log the next bans as if there were none before."""
-        with self._counting:
-            self.shadows.clear()
-        self._lines.reset()
-
-
-class Shadows:
-    """Counts the denials that shadow rules would have made. `denials` counts them by the name of the rule."""
-
-    _counting = lazy(lock)
-
-    def __init__(self) -> None:
-        self.denials: Counter[str] = Counter()
-
-    def count(self, verdict: Verdict) -> list[int]:
-        """Count the denials of shadow rules in `verdict`, except rules that deny only as a group (`quota_group`).
-
-        Returns:
-            The indices of their counters.
-        """
-        found = []
-        for place, ((rule, ask), outcome) in enumerate(zip(verdict.charges, verdict.outcomes, strict=True)):
-            if not outcome.allowed and ask.shadow and not rule.quota_group:
-                self.add(rule.logged)
-                found.append(place)
-        return found
-
-    def add(self, rule: str) -> None:
-        """Count one denial that a rule of this name would have made."""
-        with self._counting:
-            self.denials[rule] += 1
-
-    def reset(self) -> None:
-        """Count the next denials as if there were none before."""
-        with self._counting:
-            self.denials.clear()
 
 
 class Storage:

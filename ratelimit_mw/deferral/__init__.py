@@ -124,7 +124,7 @@ class DeferralService:
         self._load = limiter.engine.load
         self._opened: tuple[tuple[str, DeferSettings], Queue] | None = None
         self._unavailable_until = 0.0
-        limiter.engine.tally.at_close(self._close)
+        limiter.at_close(self._close)
 
     def require(self, rules: Rules) -> None:
         """Check that rules that defer have a queue. Raises ConfigurationError if the storage is not a Redis."""

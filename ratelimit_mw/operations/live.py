@@ -247,7 +247,7 @@ class Live:
         if self._observer is None:
             self._observer = Observer(limiter)
             reset_after_fork(self)
-            limiter.engine.tally.at_close(self._stop)
+            limiter.at_close(self._stop)
             limiter.at_first_request(self._start)
         self._users.add(user)
         limiter.engine.on_denial = self._observer.table.add

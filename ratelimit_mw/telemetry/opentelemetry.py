@@ -39,7 +39,7 @@ def export(limiter: RateLimiter, meter_provider: MeterProvider | None = None) ->
     """
     meter = get_meter("ratelimit_mw", version("ratelimit_mw"), meter_provider)
     samples = _Samples(limiter, meter)
-    limiter.engine.tally.watch(samples.add)
+    limiter.engine.tally.watchers.append(samples.add)
     for measure in MEASURES:
         if measure.kind != "histogram":
             callback = _reader(weakref.ref(limiter), measure, samples)

@@ -128,8 +128,8 @@ class _Files:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
-        limiter.engine.tally.watch(self._observe)
-        limiter.engine.tally.at_close(self._close)
+        limiter.engine.tally.watchers.append(self._observe)
+        limiter.at_close(self._close)
         reset_after_fork(self)
         atexit.register(self._close)
         limiter.at_first_request(self._serve)
