@@ -1,4 +1,4 @@
-"""State of one process: locks created lazily, objects reset after a fork, the number of workers, and their server.
+"""State of one process: lazy locks, threads that repeat work, objects reset after a fork, and the server of workers.
 
 This module is internal: its names may change in any release.
 """
@@ -59,6 +59,79 @@ def event() -> threading.Event:
     return threading.Event()
 
 
+class Repeating:
+    """A thread that repeats `work` until it has nothing more to do.
+
+    Any thread may start and stop it. An asynchronous exception may end it at any line; the next start starts another.
+
+    Args:
+        name: The name of the thread.
+        work: Does the work once. Returns the seconds until the next time, or None to end the thread.
+        first: The seconds before the first time.
+        ended: The thread calls it when it ends.
+    """
+
+    _changing = lazy(lock)
+
+    def __init__(
+        self, name: str, work: Callable[[], float | None], *, first: float = 0.0, ended: Callable[[], object] = bool
+    ) -> None:
+        self._name = f"ratelimit_mw {name}"
+        self._work = work
+        self._first = first
+        self._ended = ended
+        self._wanted = False  # it was started since the work began
+        self._running: tuple[threading.Thread, threading.Event] | None = None
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Reset in the child of a fork, which does not have the thread."""
+        self._running = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        running = self._running
+        return running is not None and running[0].is_alive()
+
+    def start(self) -> bool:
+        """Start the thread, unless it runs. Return False if the process can start no more threads."""
+        self._wanted = True  # first: a thread that ends now sees it, or it is seen here that no thread runs
+        if self.alive:
+            return True
+        with self._changing:
+            if not self.alive:
+                stopped = threading.Event()
+                thread = threading.Thread(target=self._run, args=(stopped,), name=self._name, daemon=True)
+                self._running = thread, stopped  # first, so that an asynchronous exception leaves no unknown thread
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+        return True
+
+    def stop(self) -> None:
+        """Stop the thread. Work that has begun is finished."""
+        with self._changing:
+            running, self._running = self._running, None
+        if running is not None:
+            running[1].set()
+
+    def _run(self, stopped: threading.Event) -> None:
+        pause: float | None = self._first
+        try:
+            while pause is not None and not stopped.wait(pause):
+                self._wanted = False
+                pause = self._work()
+        finally:
+            self._ended()
+        with self._changing:
+            if self._running is not None and self._running[1] is stopped:
+                self._running = None
+        if self._wanted and not stopped.is_set():
+            self.start()
+
+
 class Forked(Protocol):
     """An object that must be reset in the child of a fork.
 
@@ -97,7 +170,7 @@ def _reset_all() -> None:
                 if isinstance(value, lazy):
                     vars(each).pop(name, None)
     _lazy.clear()
-    for each in _forked:
+    for each in tuple(_forked):  # one that is reset may make others, as a store makes its breaker
         each.after_fork()
 
 

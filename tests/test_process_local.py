@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ratelimit_mw.process_local import event, lazy, lock, rlock, workers_of_server
+from ratelimit_mw.process_local import Repeating, event, lazy, lock, reset_after_fork, rlock, workers_of_server
+from tests.support.patience import eventually
 from tests.support.processes import in_child
 
 
@@ -94,3 +95,75 @@ def test_workers_in_the_configuration_file_of_gunicorn_are_noticed(tmp_path, wor
     environ = {**os.environ, "WEB_CONCURRENCY": "7"}
     done = subprocess.run(command, check=True, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
     assert said in done.stderr
+
+
+class Work:
+    """Work that has so much to do, and may be started again while it ends."""
+
+    def __init__(self, *, then=lambda: None):
+        self.left, self.done, self.ended, self._then = 0, 0, threading.Event(), then
+        self.thread = Repeating("work", self.turn, ended=self.ended.set)
+
+    def turn(self):
+        if self.left:
+            self.left, self.done = self.left - 1, self.done + 1
+            return 0.0
+        self._then()
+        return None
+
+
+def test_a_thread_repeats_its_work_until_nothing_is_left_and_may_start_again():
+    work = Work()
+    for round_ in (1, 2):
+        work.left = 5
+        work.ended.clear()
+        assert work.thread.start()
+        assert work.ended.wait(60)
+        assert work.done == 5 * round_
+        eventually(lambda: not work.thread.alive)
+
+
+def test_what_starts_the_thread_while_it_ends_is_not_forgotten():
+    def more():
+        if not work.done:
+            work.left = 1
+            assert work.thread.start()
+
+    work = Work(then=more)
+    work.thread.start()
+    eventually(lambda: work.done == 1)
+
+
+def test_a_stopped_thread_finishes_its_work_and_takes_no_more():
+    begun, end = threading.Event(), threading.Event()
+
+    def turn():
+        begun.set()
+        end.wait(60)
+        return 0.0
+
+    ended = threading.Event()
+    thread = Repeating("stopped", turn, ended=ended.set)
+    thread.start()
+    assert begun.wait(60)
+    thread.stop()
+    assert not ended.is_set()
+    end.set()
+    assert ended.wait(60)
+
+
+class Making:
+    """What makes another object that is reset after a fork, each time that it is reset itself."""
+
+    def __init__(self):
+        self.made = Repeating("made", lambda: None)
+        self.resets = 0
+        reset_after_fork(self)
+
+    def after_fork(self):
+        self.__dict__.update(Making().__dict__, resets=self.resets + 1)
+
+
+def test_all_objects_are_reset_in_a_child_even_if_some_make_others():
+    makers = [Making() for _ in range(50)]
+    assert in_child(lambda: [each.resets for each in makers]) == [1] * 50

@@ -5,7 +5,6 @@
 * `BanLog` counts and logs bans.
 """
 
-import threading
 import time
 import weakref
 from collections import defaultdict
@@ -21,7 +20,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
 from ratelimit_mw.reload.source import starting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
@@ -73,8 +72,7 @@ class InFlight:
         self._clock = clock
         self._every = every
         self._places: weakref.WeakSet[InFlightPlace]
-        self._renewer: threading.Thread | None
-        self._stopped: threading.Event
+        self._renewing = Repeating("renew", self._turn, first=every / SECOND)
         self.after_fork()
         reset_after_fork(self)
 
@@ -90,8 +88,7 @@ class InFlight:
         place = InFlightPlace(asks, at, self._now())
         with self._lock:
             self._places.add(place)
-            if self._renewer is None or not self._renewer.is_alive():
-                self._start()
+        self._renewing.start()  # if there is no thread, the places expire, and the next request tries again
         return place
 
     def end(self, place: InFlightPlace) -> int | None:
@@ -120,15 +117,11 @@ class InFlight:
 
     def stop(self) -> None:
         """Stop renewing."""
-        with self._lock:
-            self._stopped.set()
-            self._renewer = None
+        self._renewing.stop()
 
     def after_fork(self) -> None:
         """Begin without requests, also in the child of a fork: those in flight belong to the parent."""
         self._places = weakref.WeakSet()
-        self._renewer = None
-        self._stopped = threading.Event()
 
     def _now(self) -> int:
         return self._clock.now() if self._clock else time.monotonic_ns() // 1000
@@ -151,23 +144,10 @@ class InFlight:
             with suppress(StoreUnavailable):
                 self._store.refund(_summed(ended), charged_at)
 
-    def _start(self) -> None:
-        self._stopped = threading.Event()
-        self._renewer = threading.Thread(
-            target=self._keep_renewing, args=(self._stopped,), name="ratelimit_mw renew", daemon=True
-        )
-        try:
-            self._renewer.start()
-        except RuntimeError:  # no thread available: the places expire, and the next request tries again
-            self._renewer = None
-
-    def _keep_renewing(self, stopped: threading.Event) -> None:
-        while not stopped.wait(self._every / SECOND):
-            self.renew()
-            with self._lock:
-                if not self._places and not stopped.is_set():
-                    self._renewer = None
-                    return
+    def _turn(self) -> float | None:
+        """Renew what is due. Returns the seconds until the next time; None if nothing is in flight."""
+        self.renew()
+        return self._every / SECOND if self._places else None
 
 
 def _groups(places: Sequence[InFlightPlace]) -> list[list[InFlightPlace]]:

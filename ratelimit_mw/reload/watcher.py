@@ -2,69 +2,22 @@
 
 import os
 import random
-import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.config.load import Config
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
 from ratelimit_mw.logs import logger
-from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork, rlock
+from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls, Setting
 from ratelimit_mw.reload.source import LONGEST, Kept, Loader
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.records import MemoryRecords
-
-
-class Watcher:
-    """A thread that looks for newer rules and overrides.
-
-    The thread ends when the object that `look` is a method of no longer exists.
-
-    Args:
-        look: Looks for changes. Returns the seconds until the next look, or None to end.
-        close: Closes the connections that `look` uses. The thread calls it when it ends, because a `look` that runs
-            while the watch is stopped may connect again.
-    """
-
-    def __init__(self, look: Callable[[], float | None], close: Sequence[Callable[[], None]]) -> None:
-        self._look = weakref.WeakMethod(look)
-        self._close = close
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ratelimit_mw retriever", daemon=True)
-
-    @property
-    def alive(self) -> bool:
-        """True if the thread runs."""
-        return self._thread.is_alive()
-
-    def begin(self) -> None:
-        """Start the thread. If the process can start no more threads, this is logged."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads
-            logger.warning("rules and overrides are not watched: %s", error)
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.is_set() and (pause := self._round()) is not None:
-                self._stopped.wait(pause)
-        finally:
-            for close in self._close:
-                close()
-
-    def _round(self) -> float | None:
-        look = self._look()
-        return None if look is None else look()
-
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -109,7 +62,9 @@ class Retriever:
         self.on_switch: Callable[[Setting], object] = lambda _setting: None
         """Is called with the setting of the kill switch, each time that it is set or ends."""
         self._begun: list[Callable[[], None]] = []
-        self._watch: Watcher | None = None
+        self._watch = Repeating(
+            "retriever", _weakly(self._look_again), ended=partial(_close, self._loader, self.controls)
+        )
         self._tried: Kept | None = None
         """The newest documents that were tried."""
         self._used: Kept | None = None
@@ -158,11 +113,9 @@ class Retriever:
     def stop(self) -> None:
         """Stop watching until `watch` is called again."""
         with self._starting:
-            watch, self._watch, self.watching = self._watch, None, False
-        if watch is not None:
-            watch.stop()
-        self._loader.close()
-        self.controls.records.close()
+            self.watching = False
+            self._watch.stop()
+        _close(self._loader, self.controls)
 
     def look(self) -> None:
         """Fetch the newest rules and overrides now. Raises ConfigurationError or StoreUnavailable."""
@@ -215,9 +168,8 @@ class Retriever:
 
     def _begin(self) -> None:
         """Start the thread, unless it runs or nothing can change."""
-        if (self._watch is None or not self._watch.alive) and self._interval() is not None:
-            self._watch = Watcher(self._look_again, (self._loader.close, self.controls.records.close))
-            self._watch.begin()
+        if self._interval() is not None and not self._watch.start():
+            logger.warning("rules and overrides are not watched: can't start new thread")
 
     def _look_again(self) -> float | None:
         """Look for changes, in the thread. Return the seconds until the next look. None if nothing can change."""
@@ -353,8 +305,6 @@ class Retriever:
 
     def after_fork(self) -> None:
         """Reset in the child of a fork, which does not have the parent's threads."""
-        abandon(self._watch)
-        self._watch = None
         self.watching = False
         self._inherited = True
 
@@ -362,3 +312,23 @@ class Retriever:
 def _fixed_settings(storage: StorageSettings) -> StorageSettings:
     """Return the storage settings that a reload cannot change. `on_error` is in the compiled rules, so it can."""
     return replace(storage, on_error="")
+
+
+def _weakly(look: Callable[[], float | None]) -> Callable[[], float | None]:
+    """Return a function that calls a method, and returns None if the object of the method no longer exists."""
+    known = weakref.WeakMethod(look)
+
+    def call() -> float | None:
+        method = known()
+        return None if method is None else method()
+
+    return call
+
+
+def _close(loader: Loader, controls: Controls) -> None:
+    """Close the connections that a look uses.
+
+    The thread does it when it ends, too, because a look that runs while the watch is stopped may connect again.
+    """
+    loader.close()
+    controls.records.close()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.errors import PermanentFault
 from ratelimit_mw.model import Ask
-from ratelimit_mw.process_local import event, lazy, lock
+from ratelimit_mw.process_local import Repeating, event, lazy, lock
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 
@@ -115,7 +115,7 @@ class Breaker:
         self.late_requests = 0
         """How many requests had no answer in time while others had."""
         self._late_logged = 0
-        self._reporter: threading.Thread | None = None
+        self._reporting = Repeating("late requests", self._report, first=_FIRST_COUNT)
 
     @property
     def closings(self) -> int:
@@ -156,15 +156,14 @@ class Breaker:
         """Count a request that had no answer in time while others had. At most once a minute, the number is logged."""
         with self._counting:
             self.late_requests += 1
-            if self._stopped.is_set() or (self._reporter is not None and self._reporter.is_alive()):
-                return
-            self._reporter = threading.Thread(target=self._report, name="ratelimit_mw late requests", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread available: the next late request tries again
-                self._reporter.start()
+        if not self._stopped.is_set():
+            self._reporting.start()  # if there is no thread, the next late request tries again
 
     def stop(self) -> None:
         """Stop probing, and do not open again."""
         self._stopped.set()
+        self._reporting.stop()
+        self._report()
 
     def close(self, seen: int) -> None:
         """Close, because the store has answered a probe, unless `closings` is no longer `seen`."""
@@ -183,19 +182,15 @@ class Breaker:
         else:
             _log.warning(line, self._name, reason)
 
-    def _report(self) -> None:
-        """Log the number of late requests each minute, until there are none."""
-        pause = _FIRST_COUNT
-        while True:
-            self._stopped.wait(pause)
-            with self._counting:
-                number, self._late_logged = self.late_requests - self._late_logged, self.late_requests
-                if not number:
-                    self._reporter = None
-                    return
-            line = "store %s answered others, but not %d request%s in time: on_error applied to them"
-            _log.warning(line, self._name, number, "" if number == 1 else "s")
-            pause = _MINUTE
+    def _report(self) -> float | None:
+        """Log the number of late requests of the last minute. Returns the seconds until the next line; None if 0."""
+        with self._counting:
+            number, self._late_logged = self.late_requests - self._late_logged, self.late_requests
+        if not number:
+            return None
+        line = "store %s answered others, but not %d request%s in time: on_error applied to them"
+        _log.warning(line, self._name, number, "" if number == 1 else "s")
+        return _MINUTE
 
     def _end(self, watch: threading.Thread) -> bool:
         """Close; False if another thread has closed it or opened it again."""

@@ -6,7 +6,6 @@ The logic is written once for threads and tasks, as generators (`Steps`) that yi
 import asyncio
 import atexit
 import contextlib
-import threading
 import time
 import weakref
 from collections import Counter
@@ -18,7 +17,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.base import (
     DECIDE,
     LOOK,
@@ -73,7 +72,8 @@ class Leases(Wrapper):
         self._interval = interval
         self._most = most
         self.ledger: LeaseLedger
-        self.thread: threading.Thread | None
+        self.settling = Repeating("settle", self._keep_settling, first=interval)
+        """The thread that settles. Without one, the next request tries to start it again."""
         self.after_fork()
         atexit.register(_settle_at_exit, weakref.ref(self))
         reset_after_fork(self)
@@ -81,9 +81,7 @@ class Leases(Wrapper):
     def after_fork(self) -> None:
         """Start without leases in the child of a fork, because the leases belong to the parent."""
         self.ledger = LeaseLedger(round(self._interval * SECOND), self._most)
-        self.thread = None
         self._under_way: set[_UnderWay] = set()
-        self._stopped = threading.Event()
         self._next_turn = 0
 
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
@@ -131,12 +129,12 @@ class Leases(Wrapper):
 
     def finish(self) -> None:
         """Settle for the last time. What cannot be charged to the store is dropped and logged."""
-        self._stopped.set()
+        self.settling.stop()
         drive(self.beneath, self._settle_finally())
 
     async def afinish(self) -> None:
         """The awaitable twin of `finish`."""
-        self._stopped.set()
+        self.settling.stop()
         await adrive(self.beneath, self._settle_finally())
 
     def close(self) -> None:
@@ -171,8 +169,8 @@ class Leases(Wrapper):
             claims = [self.ledger.claim(ask, now) for ask in asks]
         admitted = False
         try:
-            if not self._clock:
-                self._start_thread()
+            if not self._clock and self.ledger.leases:
+                self.settling.start()
             away = [claim for claim in claims if not claim.covered]
             reply = (yield from self._put(away)) if away else Reply(now, ())
             admitted = reply.admits([claim.ask for claim in away])
@@ -318,27 +316,11 @@ class Leases(Wrapper):
         """Whether the next decision settles, because there is no thread under a user's clock."""
         return self._clock is not None and now >= self._next_turn and bool(self.ledger.leases or self.ledger.owed)
 
-    def _start_thread(self) -> None:
-        """Start the thread that settles, unless it runs or there are no leases."""
-        if self.thread and self.thread.is_alive():
-            return
+    def _keep_settling(self) -> float | None:
+        """Settle what is due. Returns the seconds until the next time; None if there is nothing left to settle."""
+        drive(self.beneath, self._settle_due())
         with self.guard:
-            if (self.thread and self.thread.is_alive()) or not self.ledger.leases:
-                return
-            self._stopped = threading.Event()
-            self.thread = threading.Thread(
-                target=self._keep_settling, args=(self._stopped,), name="ratelimit_mw settle", daemon=True
-            )
-            with contextlib.suppress(RuntimeError):  # no thread available: the next request tries again
-                self.thread.start()
-
-    def _keep_settling(self, stopped: threading.Event) -> None:
-        while not stopped.wait(self._interval):
-            drive(self.beneath, self._settle_due())
-            with self.guard:
-                if not self.ledger.leases and not self.ledger.owed:
-                    self.thread = None
-                    return
+            return self._interval if self.ledger.leases or self.ledger.owed else None
 
 
 class _UnderWay(Future[None]):

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import threading
 import weakref
 from collections.abc import Iterable
 from itertools import accumulate
@@ -26,7 +25,7 @@ with extra("prometheus"):
     from prometheus_client.registry import Collector
 
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.process_local import event, lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
 from ratelimit_mw.snapshots import Distribution
 from ratelimit_mw.tally import Cell
 from ratelimit_mw.telemetry import MEASURES, ExportReading, Labels, Measure, label_of, points
@@ -115,7 +114,6 @@ class _Files:
     """
 
     _lock = lazy(lock)
-    _stopped = lazy(event)
 
     def __init__(self, limiter: RateLimiter, registry: CollectorRegistry) -> None:
         self._limiter = weakref.ref(limiter)
@@ -124,6 +122,7 @@ class _Files:
         self._names: _Names | None = _Names()
         registry.register(self._names)
         self._made = False
+        self._moving = Repeating("metrics", self._turn, first=_EVERY)
         self._moved: dict[tuple[str, Labels], float] = {}
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
@@ -147,9 +146,7 @@ class _Files:
                 self._make()
                 self._made = True
             self._move()
-            threading.Thread(target=self._run, name="ratelimit_mw metrics", daemon=True).start()
-        except RuntimeError:  # no more threads: the counts are moved when the limiter is closed
-            return
+            self._moving.start()  # if there is no thread, the counts are moved when the limiter is closed
         except OSError as error:  # the request must not fail
             logger.error("the metrics can't be written to PROMETHEUS_MULTIPROC_DIR: %s", error)  # noqa: TRY400  no trace
 
@@ -173,12 +170,12 @@ class _Files:
             label = label_of(self._limiter(), cell.domain, cell.name)
             self._histograms["ratelimit_used_ratio"].labels(label).observe(value)
 
-    def _run(self) -> None:
-        while not self._stopped.wait(_EVERY) and self._limiter() is not None:
-            self._move()
+    def _turn(self) -> float | None:
+        self._move()
+        return None if self._limiter() is None else _EVERY
 
     def _close(self) -> None:
-        self._stopped.set()
+        self._moving.stop()
         self._move()
 
     def _move(self) -> None:

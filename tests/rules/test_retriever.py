@@ -11,8 +11,9 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.load import Document, load_documents
+from ratelimit_mw.process_local import Repeating
 from ratelimit_mw.reload.database import RulesDatabase
-from ratelimit_mw.reload.watcher import Retriever, Watcher
+from ratelimit_mw.reload.watcher import Retriever
 from tests.rules.living import limit_of, text
 from tests.support.patience import eventually
 from tests.support.processes import Forked
@@ -72,12 +73,12 @@ class Slow:
 
 def test_a_look_that_runs_when_its_watch_is_stopped_leaves_no_connection():
     slow = Slow()
-    watch = Watcher(slow.look, [slow.close])
-    watch.begin()
+    watch = Repeating("slow", slow.look, ended=slow.close)
+    assert watch.start()
     assert slow.looking.wait(60)
     watch.stop()
     slow.end.set()
-    eventually(lambda: not watch.alive)
+    eventually(lambda: len(slow.done) > 1)
     assert slow.done == ["connected again", "closed"]
 
 

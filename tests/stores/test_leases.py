@@ -21,6 +21,7 @@ from ratelimit_mw.stores.redis.store import RedisStore
 from tests.stores.contract import KINDS, Awaited, Contract
 from tests.support.apps import LONG
 from tests.support.bounds import worst_over_admission, worst_under_admission
+from tests.support.patience import eventually
 from tests.support.processes import Forked
 
 MINUTE = 60 * SECOND
@@ -802,9 +803,7 @@ def test_a_thread_settles_and_ends(any_server, consistency):
     leases = Leases(store, interval=0.5)
     ask = Ask("d:r:{x}", quota(1_000, consistency, "sliding_window", LONG))
     assert admitted(leases, ask, 10 * HOT) == 10 * HOT
-    settler = leases.thread
-    settler.join(60)
-    assert not settler.is_alive()
+    eventually(lambda: not leases.settling.alive)
     assert 1_000 - store.decide([ask._replace(cost=0)], commit=False).outcomes[0].remaining == 10 * HOT
     assert admitted(leases, ask, 1) == 1
     leases.close()

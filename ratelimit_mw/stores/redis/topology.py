@@ -1,15 +1,16 @@
 """The slots of a Redis Cluster: how a node is asked about several slots, and the map from slots to nodes."""
 
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.crc import key_slot
 
 from ratelimit_mw.errors import CounterError, Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Reply
+from ratelimit_mw.process_local import Repeating
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import (
     Command,
@@ -136,7 +137,7 @@ class Topology:
         self._connect = connect
         self._away = away
         self._slots: list[Address | None] = [None] * SLOTS
-        self._refresher: threading.Thread | None = None
+        self._refreshing = Repeating("cluster", self._refresh_quietly)
         self._refreshed_at = float("-inf")
 
     def serving(self, slot: int) -> Address:
@@ -178,20 +179,13 @@ class Topology:
     def _refresh_soon(self) -> None:
         """Refresh the map in a separate thread."""
         now = time.monotonic()
-        if now < self._refreshed_at + _MIN_INTERVAL or (self._refresher and self._refresher.is_alive()):
-            return
-        self._refreshed_at = now
-        self._refresher = threading.Thread(target=self._refresh_quietly, name="ratelimit_mw cluster", daemon=True)
-        try:
-            self._refresher.start()
-        except RuntimeError:  # no thread available: redirections still correct the map
-            self._refresher = None
+        if now >= self._refreshed_at + _MIN_INTERVAL:
+            self._refreshed_at = now
+            self._refreshing.start()  # if there is no thread, redirections still correct the map
 
     def _refresh_quietly(self) -> None:
-        try:
+        with suppress(StoreUnavailable):  # requests to these nodes fail and report it
             self.refresh()
-        except StoreUnavailable:
-            return  # requests to these nodes fail and report it
 
     def _read_from(self, address: Address) -> list[Address | None]:
         connection = self._connect(address)
