@@ -185,7 +185,7 @@ class TestSpanning:
 
     def sent(self, *results, commit=True):
         """What is sent after these results of the parts: the refunds, and the steps that go on; or the reply."""
-        steps = over_slots((self.ASKS, Intent(commit)), by_slot([ask.key for ask in self.ASKS]))
+        steps = over_slots((self.ASKS, Intent(commit)), by_slot([ask.key for ask in self.ASKS]), list)
         next(steps)
         return after(steps, results), steps
 
@@ -236,7 +236,7 @@ def test_a_denial_in_one_slot_takes_back_the_charges_of_others_but_no_overdraft(
         return store.ask(part)
 
     asks = [late, usual, gate]
-    conversation = over_slots((asks, DECIDE), by_slot([ask.key for ask in asks]))
+    conversation = over_slots((asks, DECIDE), by_slot([ask.key for ask in asks]), list)
     refunds = conversation.send([answered(part) for part in next(conversation)])
     with pytest.raises(StopIteration) as end:
         conversation.send([answered(part) for part in refunds])

@@ -5,20 +5,23 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Self, TypeVar
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import Redirected, StoreUnavailable, WrongNode
 from ratelimit_mw.model import Outcome, Reply
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import Intent, Store, StoreRequest
+from ratelimit_mw.stores.base import Intent, Step, Store, StoreRequest, adrive, drive
 from ratelimit_mw.stores.breaker import probe_ask
 from ratelimit_mw.stores.redis.codec import Conversation
 from ratelimit_mw.stores.redis.connection import GRACE, HANDSHAKE_TIMEOUT
 from ratelimit_mw.stores.redis.endpoint import Address, Blocking, Direct, Spread
 from ratelimit_mw.stores.redis.store import Server
 from ratelimit_mw.stores.redis.topology import Topology, converse_by_slot, slot_of
+
+T = TypeVar("T")
 
 
 class ClusterNode(Server):
@@ -89,17 +92,18 @@ _NO_OUTCOME = Outcome(True, 0, 0)
 
 
 def over_slots(
-    request: StoreRequest, places: Mapping[int, Sequence[int]]
-) -> Generator[Sequence[StoreRequest], Sequence[Result], Reply]:
+    request: StoreRequest, places: Mapping[int, Sequence[int]], ask: Callable[[Sequence[StoreRequest]], T]
+) -> Generator[T, Sequence[Result], Reply]:
     """Carry out a request whose counters are in several slots. It is charged in all slots or in none.
 
-    It yields the requests to send at the same time, one for each slot, and is sent their results. If one slot denies
+    It yields what sends requests at the same time, one for each slot, and is sent their results. If one slot denies
     the request, the charges in the other slots are refunded; a charge that cannot be refunded stays. If a slot did not
     answer and no other denies, `on_error` decides, and the other slots stay charged.
 
     Args:
         request: the whole request.
         places: the indices of the asks in each slot.
+        ask: makes what is yielded, such as a `Step`, from these requests.
 
     Returns:
         The reply to the whole request. If one slot denies it, the counters of a slot that did not answer are reported
@@ -110,7 +114,7 @@ def over_slots(
     """
     asks, intent = request
     parts = [([asks[place] for place in there], _within(intent, slot)) for slot, there in places.items()]
-    results = list((yield parts))
+    results = list((yield ask(parts)))
     taken: dict[int, Reply] = {}
     denied = False
     if intent.decides:
@@ -120,7 +124,7 @@ def over_slots(
             elif isinstance(result, Reply):
                 denied = True
     if taken and denied and intent.commit:
-        looks = yield [_refund(parts[number], first) for number, first in taken.items()]
+        looks = yield ask([_refund(parts[number], first) for number, first in taken.items()])
         for (number, first), look in zip(taken.items(), looks, strict=True):
             if isinstance(look, Reply):
                 pairs = zip(first.outcomes, look.outcomes, strict=True)
@@ -192,14 +196,7 @@ class ClusterStore(Store):
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
             return self._ask((asks, _within(intent, next(iter(places)))), deadline)
-        steps = over_slots(request, places)
-        parts = next(steps)
-        try:
-            while True:
-                parts = steps.send(self._ask_all(parts, deadline))
-        except StopIteration as end:
-            reply: Reply = end.value
-            return reply
+        return drive(self, over_slots(request, places, partial(Step, self._ask_all, self._aask_all, deadline)))
 
     async def aask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
@@ -208,14 +205,7 @@ class ClusterStore(Store):
         places = by_slot([ask.key for ask in asks])
         if len(places) == 1:
             return await self._aask((asks, _within(intent, next(iter(places)))), deadline)
-        steps = over_slots(request, places)
-        parts = next(steps)
-        try:
-            while True:
-                parts = steps.send(await self._aask_all(parts, deadline))
-        except StopIteration as end:
-            reply: Reply = end.value
-            return reply
+        return await adrive(self, over_slots(request, places, partial(Step, self._ask_all, self._aask_all, deadline)))
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`. The nodes are scanned one after the other."""
@@ -308,7 +298,7 @@ class ClusterStore(Store):
             self._topology.correct(intent.slot, address)
         return self._node(address), (asks, intent._replace(asking=error.asking))
 
-    def _ask_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
+    def _ask_all(self, deadline: float, requests: Sequence[StoreRequest]) -> list[Result]:
         """The results of the requests, which are sent at the same time. All but the first have their own threads."""
         results: list[Result] = [_no_answer(request) for request in requests]
 
@@ -333,7 +323,7 @@ class ClusterStore(Store):
             thread.join()
         return results
 
-    async def _aask_all(self, requests: Sequence[StoreRequest], deadline: float) -> list[Result]:
+    async def _aask_all(self, deadline: float, requests: Sequence[StoreRequest]) -> list[Result]:
         """The awaitable twin of `_ask_all`."""
 
         async def ask_one(request: StoreRequest) -> Result:
