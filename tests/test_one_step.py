@@ -112,14 +112,14 @@ def plan_of(limiter, **attributes):
 )
 def test_a_plan_knows_how_it_is_executed(rules, one_step):
     with limiter(rules=rules, storage=MemoryStore(clock=ManualClock(START))) as made:
-        assert plan_of(made).direct == one_step
+        assert plan_of(made).shape.direct == one_step
 
 
 def test_rules_that_deny_only_together_take_a_second_step_which_returns_what_was_charged():
     limit = {"unit": "day", "requests_per_unit": 1}
     descriptors = [{"key": key, "quota_mode": True, "rate_limit": limit} for key in ("remote_address", "method")]
     with limiter(rules=[], descriptors=descriptors, storage=MemoryStore(clock=ManualClock(START))) as made:
-        assert not plan_of(made, method="GET").direct
+        assert not plan_of(made, method="GET").shape.direct
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, InSteps])

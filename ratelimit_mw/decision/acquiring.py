@@ -79,7 +79,7 @@ def acquisition(
         rules, made = plan()
         left = max(deadline - now(), 0)
         if rules.waiting and made.asks and left < math.inf:  # a bucket must not assign a turn after the deadline
-            made = Plan(waiting_at_most(made.charges, math.floor(left)))
+            made = engine.planner.plan_of(waiting_at_most(made.charges, math.floor(left)), direct=False)
         verdict: Verdict = yield Step(engine.execute, engine.aexecute, made, rules)
         at = now()
         left = deadline - at

@@ -144,20 +144,20 @@ class Engine:
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
         """
-        decide = (plan.decide or self.decider(plan)) if commit else None
-        if decide is None:
+        place = (plan.place or self.place(plan)) if commit else None
+        if place is None:
             return drive(self.storage.store, self._steps(plan, rules, commit))
-        due = self.tally.due  # to call what an attribute holds takes longer than to read and then call it
+        due, decide = self.tally.due, plan.shape.decide  # read first: to call what an attribute holds takes longer
         started = perf_counter() if due() else 0.0
         try:
-            reply = decide(plan.argument)
+            reply: ReplyFields = decide(place)
         except StoreUnavailable:
             return self.without_store(plan.charges, commit, started)
         return self._concluded(plan, reply, started)
 
     async def aexecute(self, plan: Plan, rules: Rules, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
-        if not plan.direct or not commit:
+        if not plan.shape.direct or not commit:
             return await adrive(self.storage.store, self._steps(plan, rules, commit))
         if not self.waits:
             return self.execute(plan, rules)
@@ -169,13 +169,15 @@ class Engine:
             return self.without_store(plan.charges, commit, started)
         return self._concluded(plan, reply, started)
 
-    def decider(self, plan: Plan) -> Callable[[Any], ReplyFields] | None:
-        """What executes a plan in one step, for callers that block: `Plan.decide`. None if it takes several."""
-        if plan.decide is None and plan.direct:
-            decide, plan.argument = self.storage.store.decider(plan.asks) or (None, None)
-            plan.direct = decide is not None
-            plan.decide = decide  # last, because another thread may execute the plan as soon as it is set
-        return plan.decide
+    def place(self, plan: Plan) -> Any:
+        """Where the store has the counters of a plan: `Plan.place`. None if the plan takes several steps."""
+        shape = plan.shape
+        if shape.place is None and shape.direct:
+            # The place last, because another thread may execute the plan as soon as it is set.
+            shape.decide, shape.place = self.storage.store.decider(plan.asks) or (None, None)
+            shape.direct = shape.place is not None
+        plan.place = shape.place and shape.place(plan.asks)
+        return plan.place
 
     def _concluded(self, plan: Plan, reply: ReplyFields, started: float) -> Verdict:
         """The verdict on a plan that was executed in one step. It is counted.
@@ -184,12 +186,13 @@ class Engine:
         only what differs from the defaults of the class. For the arguments see `_counted`.
         """
         now, rows, only = reply
-        binding, plain = 0, plan.plain
+        shape, binding = plan.shape, 0
+        plain = shape.plain
         if plain and len(rows) == 1:
             row = rows[0]  # two indices take fewer steps than unpacking
             plain = row[0] and not row[4]
         elif plain:
-            least, shadows = math.inf, plan.shadows
+            least, shadows = math.inf, shape.shadows
             for place, (allowed, remaining, _, _, delay) in enumerate(rows):
                 if not allowed or delay:
                     plain = False
@@ -198,11 +201,12 @@ class Engine:
                     binding, least = place, remaining
         if not plain:
             return self._counted(plan, plan.concluded(reply), started, certain=only is not None)
-        passes = plan.passes or self._passes(plan, plan.charges)
+        passes = shape.passes or self._passes(plan, plan.charges)
         passes.number += 1
         verdict = _new(Verdict)
         verdict.charges, verdict.now, verdict.rows = plan.charges, now, rows
-        verdict.binding, verdict.simple = binding, True
+        if binding:
+            verdict.binding = binding
         if started:
             self._measure(verdict, started, answered=True)
         return verdict
@@ -237,7 +241,7 @@ class Engine:
             certain: the denial was certain without asking the store.
         """
         if verdict.simple:
-            passes = plan.passes or self._passes(plan, verdict.charges)
+            passes = plan.shape.passes or self._passes(plan, verdict.charges)
             passes.number += 1
         elif verdict.allowed or certain:
             self._count(plan, verdict, certain=certain)
@@ -258,7 +262,7 @@ class Engine:
         labels = charges[0][0].label if len(charges) == 1 else tuple([rule.label for rule, _ in charges])
         passes = self.tally.passes.get(labels)
         if charges is plan.charges:
-            plan.passes = passes
+            plan.shape.passes = passes
         return passes or self.tally.passes_of(labels, charges)
 
     def _count(self, plan: Plan, verdict: Verdict, *, certain: bool) -> None:
@@ -309,7 +313,7 @@ class Engine:
             if verdict.delay:  # a service has assigned a turn
                 time.sleep(verdict.delay / SECOND)
             return verdict
-        verdict = self.execute(Plan(without_waiting(plan.charges), direct=plan.direct), rules)
+        verdict = self.execute(self.planner.plan_of(without_waiting(plan.charges), plan.shape.direct), rules)
         if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
             return verdict
         waiting, place = self._waiting, WaitingPlace()

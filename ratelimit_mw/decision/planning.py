@@ -20,7 +20,6 @@ from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
-from ratelimit_mw.stores.base import ReplyFields
 from ratelimit_mw.tally import Passes
 
 _MAX_COST = 10**15
@@ -36,53 +35,63 @@ def whole(cost: object) -> int:
 
 _MAX_LOGGED = 100  # rule names that are remembered as logged
 _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
+_MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
 
 
-class Plan:
-    """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
+class Shape:
+    """What the plans of all clients share that ask the same limits of the same rules at the same costs.
 
-    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise. When the plan is first
-    executed, the engine sets `passes`, which counts the requests that all rules allow, and `decide` with `argument`.
-
-    With many clients, their plans are not in the cache of the processor. What most requests read is in the plan itself.
+    With many clients, their plans are not in the cache of the processor, and this is. When the first such plan is
+    executed, the engine sets `place` and `decide`, and then `passes`, which counts the requests that all rules allow.
 
     Args:
-        charges: The counters.
+        charges: The charges of such a plan.
         direct: Whether the store may be asked in one step. It is not asked so if rules deny only together: what it has
             charged is then returned.
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("argument", "asks", "charges", "decide", "direct", "passes", "plain", "shadows")
+    __slots__ = ("decide", "direct", "held", "passes", "place", "plain", "shadows")
 
-    def __init__(self, charges: Sequence[Charge], direct: bool = False, plain: bool = True) -> None:
-        self.charges = charges
+    def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
+        shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
+        self.place: Callable[[Sequence[Ask]], Any] | None = None
+        """Finds the place of the counters of a plan in the store, for `decide`."""
+        self.decide: Any = None
+        """Decides on the counters of a place, and charges them, in one step (see `Decider`). For callers that block."""
         self.passes: Passes | None = None
-        self.decide: Callable[[Any], ReplyFields] | None = None
-        """Decides and charges in one step, for callers that block. It gets `argument`."""
-        self.argument: Any = None
-        self.asks: Sequence[Ask]
-        if charges is BLOCKED:
-            self.asks = ()
-        elif len(charges) == 1:
-            self.asks = (charges[0][1],)
-        else:
-            self.asks = tuple([ask for _, ask in charges])
-        self.plain = plain
+        self.plain = plain and len(shadows) < len(charges) and not any(ask.quota.spare for _, ask in charges)
         """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""
-        self.shadows: Sequence[int] = ()
+        self.shadows: Sequence[int] = shadows
         """The indices of the asks that are shadows."""
-        self.direct = direct and bool(self.asks)
+        self.direct = direct and bool(charges) and not any(charges[place].rule.quota_group for place in shadows)
         """Whether the plan is executed in one step."""
-        for place, ask in enumerate(self.asks):
-            if ask[3]:  # an index reads faster than the name
-                self.shadows = (*self.shadows, place)
-                if charges[place].rule.quota_group:
-                    self.direct = False
-            if ask[1].spare:
-                self.plain = False
-        if len(self.shadows) == len(self.asks):
-            self.plain = False
+        self.held = [(rule, ask.quota) for rule, ask in charges]
+        """The rules and the quotas, so that their identities stay their own."""
+
+
+class Plan:
+    """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
+
+    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise.
+
+    Args:
+        charges: The counters.
+        asks: What the store is asked: that of each charge. Empty if the request is blocked or free.
+        shape: What it shares with other plans.
+
+    Attributes:
+        place: The place of its counters in the store, for `shape.decide`. None if the engine has not set it yet, or if
+            the plan is not executed in one step.
+    """
+
+    __slots__ = ("asks", "charges", "place", "shape")
+
+    def __init__(self, charges: Sequence[Charge], asks: Sequence[Ask], shape: Shape) -> None:
+        self.charges = charges
+        self.asks = asks
+        self.shape = shape
+        self.place: Any = shape.place and shape.place(asks)
 
     def concluded(self, reply: Any) -> Verdict:
         """The verdict by the reply of the store."""
@@ -105,7 +114,7 @@ class Refusal(Plan):
     __slots__ = ("verdict",)
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(())
+        super().__init__((), (), Shape(()))
         self.verdict = verdict
 
 
@@ -123,6 +132,7 @@ class Planner:
         self.switch = KillSwitch(clock)
         self._shedding = would_shed, shed
         self._meter: Meter | None = None
+        self._shapes: dict[Hashable, Shape] = {}
         self._logged: set[str] = set()
         self.names = UsedNames()
 
@@ -199,7 +209,29 @@ class Planner:
             charges = self.meter(rules).stretched(charges)
         # A clock that is moved by hand renews concurrent places in a step of its own.
         direct = not (rules.holding and self._clock)
-        return Plan(charges, direct) if rules.asking is None else ServicePlan(charges, direct, plain=False)
+        return self.plan_of(charges, direct, Plan if rules.asking is None else ServicePlan)
+
+    def plan_of(self, charges: Sequence[Charge], direct: bool = True, kind: type[Plan] = Plan) -> Plan:
+        """The plan with these charges. It shares its shape with the plans of other clients.
+
+        `direct` says whether the store may be asked in one step.
+        """
+        key: Hashable
+        asks: Sequence[Ask]
+        if len(charges) == 1 and charges is not BLOCKED:
+            ((rule, ask),) = charges
+            asks = (ask,)
+            key = direct, id(rule), id(ask[1]), ask[2], ask[3]  # by identity, because hashing a rule takes long
+        else:
+            counted = () if charges is BLOCKED else charges
+            asks = tuple([ask for _, ask in counted])
+            key = direct, *[(id(rule), id(ask[1]), ask[2], ask[3]) for rule, ask in counted]
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[key] = Shape(charges if asks else (), direct=direct, plain=kind is Plan)
+        return kind(charges, asks, shape)
 
     def admit(
         self,

@@ -65,7 +65,7 @@ class Verdict:
     """
 
     # What few verdicts have is a default of the class, because a verdict is made for each request.
-    allowed = True
+    allowed = simple = True
     shadowed = local = False
     binding = delay = wait = 0
     over = _NONE

@@ -303,7 +303,8 @@ class _Deferral:
     def _plan(self, request: Request, rules: Rules) -> Plan:
         """Return the plan of a replay. It does not wait for its turn at a bucket: the worker sends it again instead."""
         plan = self._engine.planner.plan(rules, request)
-        return Plan(without_waiting(plan.charges)) if rules.waiting and plan.asks else plan
+        waits, planner = rules.waiting and plan.asks, self._engine.planner
+        return planner.plan_of(without_waiting(plan.charges), direct=False) if waits else plan
 
 
 class AsgiDeferral(_Deferral):

@@ -285,7 +285,7 @@ class ListsRequest:
             charges = planner.switch.apply(charges)
         if rules.settling and charges is not BLOCKED:  # no response would end a place in flight
             charges = [charge for charge in charges if not ALGORITHMS[charge.ask.quota.algorithm].in_flight]
-        return Plan(charges, direct=True)
+        return planner.plan_of(charges)
 
     def giving_back(self) -> Steps[None]:
         """Give back the hits below 0, at most what is charged in the current window. The store may be away."""

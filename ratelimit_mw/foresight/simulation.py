@@ -131,7 +131,7 @@ class Simulation:
 
     def plan_of(self, charges: Sequence[Charge]) -> Plan:
         """Return the plan with these charges."""
-        return Plan(charges, direct=not self.rules.holding)
+        return self._engine.planner.plan_of(charges, direct=not self.rules.holding)
 
     def decide(self, at: int, status: int, lasted: int, plan: Plan) -> Verdict:
         """Decide on a request at its time. See `LogEntry` for the arguments; `plan` is that of the request.
@@ -142,7 +142,7 @@ class Simulation:
         reply = self.taken(at, plan)
         if reply is not None:
             for allowed, _, _, _, delay in reply[1]:
-                if delay or not (allowed and plan.plain):
+                if delay or not (allowed and plan.shape.plain):
                     return plan.concluded(reply)
             return _ADMITTED
         rules, engine = self.rules, self._engine
@@ -164,11 +164,12 @@ class Simulation:
 
         None if it takes more than one step, or responses are settled: nothing is decided then.
         """
-        decide = plan.decide or self._engine.decider(plan)
-        if decide is None or self._settling:
+        place = plan.place or self._engine.place(plan)
+        if place is None or self._settling:
             return None
         self._clock.at = at
-        return decide(plan.argument)
+        reply: ReplyFields = plan.shape.decide(place)
+        return reply
 
     def _end_until(self, at: int) -> None:
         """End the requests in flight whose end is at this time or before it, at the time of their end."""

@@ -9,7 +9,6 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from ratelimit_mw.decision.engine import Engine, verdict_without_counters
-from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.http.responses import Message, Receive, Send
 from ratelimit_mw.identity.http_request import AsgiRequest
@@ -203,7 +202,8 @@ class Messages:
         shared = [charge for charge in charges if self._connection not in charge.ask.key] if local else charges
         verdict = own = self._engine.decide_locally(local) if local else None
         if shared and (own is None or own.allowed):
-            verdict = await self._engine.aexecute(Plan(shared), limiting)
+            plan = self._engine.planner.plan_of(shared, direct=False)
+            verdict = await self._engine.aexecute(plan, limiting)
             if own is not None and not verdict.allowed:
                 settlement = self._engine.settlement
                 account = settlement.account(own)

@@ -218,7 +218,7 @@ class ClientAddress:
         values = request.values
         if "ip" in values:
             return values["ip"]
-        whole = self.read(request)
+        whole = canonical(request.peer) if self.header is None else self.read(request)
         network = values["ip"] = whole if whole is None or ":" not in whole else masked(whole, self._ipv6_prefix)
         return network
 

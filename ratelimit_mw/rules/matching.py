@@ -126,10 +126,9 @@ def charges_of(
             if not holds(request):
                 break
         else:
-            rule, identifiers, read_cost = program.rule, program.identifiers, program.read_cost
-            charged = cost * (program.cost if read_cost is None else read_cost(request))
-            counters, tiers = program.counters, program.tiers
-            if tier is not None and tiers is not None:
+            rule, identifiers, counters = program.rule, program.identifiers, program.counters
+            charged = cost * (program.cost if program.read_cost is None else program.read_cost(request))
+            if tier is not None and (tiers := program.tiers) is not None:
                 counters = tiers(request) if callable(tiers) else _of_tier(tier(request), tiers, counters)
             identities: Iterable[str | None]
             if len(identifiers) == 1:

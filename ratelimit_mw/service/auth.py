@@ -29,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
-from ratelimit_mw.decision.planning import Plan, Refusal
+from ratelimit_mw.decision.planning import Refusal
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.identity.address import canonical
@@ -152,7 +152,8 @@ class Auth:
                 await rules.attributes.resolve(request)
             plan = engine.planner.admit(rules, request)
             if rules.settling and plan.charges is not BLOCKED and not isinstance(plan, Refusal):
-                plan = Plan([charge for charge in plan.charges if not _needs_response(charge)])
+                left = [charge for charge in plan.charges if not _needs_response(charge)]
+                plan = engine.planner.plan_of(left, direct=False)
             verdict = await engine.aexecute(plan, rules)
             if verdict.delay:
                 await asyncio.sleep(verdict.delay / SECOND)

@@ -56,8 +56,8 @@ It is a plain pair because one is made for each request.
 ReplyFields = tuple[int, Sequence[Row], int | None]
 """The fields of a `Reply`. The outcomes may be plain tuples of their fields."""
 
-Decider = tuple[Callable[[Any], ReplyFields], Any]
-"""A function that decides on one request, and its argument."""
+Decider = tuple[Callable[[Any], ReplyFields], Callable[[Sequence[Ask]], Any]]
+"""A function that decides on a request, and one that returns its argument (a true value): the place of the counters."""
 
 
 Denied = Callable[[Sequence[Ask], int, Reply], object]
@@ -116,12 +116,12 @@ class Store(ABC):
         """As `reply_to` for these asks and `DECIDE`. `denied` is told of a denial before the caller gets the reply."""
         return tell_denials(self.reply_to((asks, DECIDE)), asks, denied)
 
-    def decider(self, asks: Sequence[Ask]) -> Decider | None:
-        """What does what `ask` does for these asks and `DECIDE`. None: the store takes several steps.
+    def decider(self, asks: Sequence[Ask]) -> Decider | None:  # noqa: ARG002  for subclasses
+        """What does what `ask` does for `DECIDE`. None: the store takes several steps.
 
-        The function is called for each request with the same plan.
+        The functions are called with these asks, and with others that differ in their keys alone.
         """
-        return self.ask, (asks, DECIDE)
+        return self.ask, lambda asks: (asks, DECIDE)
 
     @abstractmethod
     def keys(self, prefix: str) -> Iterator[str]:

@@ -31,7 +31,6 @@ from ratelimit_mw.stores.counters import (
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
 _BATCH = 4  # a segment drops expired counters each time that it has grown by this many
 _CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
-_MOST_COMPILED = 1024  # compiled decisions; overrides and elastic limits make new quotas
 
 
 class _CounterDict(dict[str, bytes]):
@@ -51,20 +50,16 @@ class _Compiled(NamedTuple):
     """The decisions about requests of one cost by the counters of one quota.
 
     Attributes:
-        quota: The quota. It is kept so that its identity stays its own.
         admit: Decides on most requests.
         step: Decides on all others.
         uncharged: Decides on a request that another counter denies.
         shadow: Whether the counter is a shadow, which denies nothing.
-        take: Decides and charges, where a request asks this counter alone.
     """
 
-    quota: Quota
     admit: Admit
     step: Step
     uncharged: Step
     shadow: bool
-    take: Callable[[_Place], ReplyFields]
 
 
 class _Several:
@@ -109,7 +104,6 @@ class MemoryStore(Counters, Store):
         self._room = max_counters // self._count
         self._segments = [_CounterDict() for _ in range(self._count)]
         self._lock = threading.Lock()
-        self._known: dict[tuple[int, int, bool], _Compiled] = {}
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
         reset_after_fork(self)
@@ -135,32 +129,20 @@ class MemoryStore(Counters, Store):
         if self._overridden:
             return super().decider(asks)
         segments, count = self._segments, self._count
-        if len(asks) == 1:
-            ask = asks[0]
-            key = ask[0]  # an index reads a field of a NamedTuple faster than unpacking
-            return self._compiled(ask[1], ask[2], ask[3]).take, (key, segments[hash(key) % count])
-        places = []
-        for key, quota, cost, shadow in asks:
-            compiled = self._compiled(quota, cost, shadow)
-            places.append((key, segments[hash(key) % count], compiled.admit, compiled))
-        return self._take_all, _Several(places)
+        compiled = [_compiled(quota, cost, shadow) for _, quota, cost, shadow in asks]
 
-    def _compiled(self, quota: Quota, cost: int, shadow: bool) -> _Compiled:
-        """The decisions about requests of this cost. They are compiled once for each quota."""
-        key = id(quota), cost, shadow  # by identity, because hashing a quota takes long. The entry holds it
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MOST_COMPILED:
-                self._known.clear()
-            admit, step = admitting(quota, cost), deciding(quota, cost, shadow)
-            if shadow:
-                admit = shadowed(admit)
-            uncharged = deciding_uncharged(quota, cost, shadow)
-            known = _Compiled(quota, admit, step, uncharged, shadow, self._taking(admit, step))
-            self._known[key] = known
-        return known
+        def place(asks: Sequence[Ask]) -> _Place:
+            key = asks[0].key
+            return key, segments[hash(key) % count]
 
-    def _taking(self, admit: Admit, step: Step) -> Callable[[_Place], ReplyFields]:
+        def places(asks: Sequence[Ask]) -> _Several:
+            found = [(ask.key, each) for ask, each in zip(asks, compiled, strict=True)]
+            return _Several([(key, segments[hash(key) % count], each.admit, each) for key, each in found])
+
+        return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._take_all, places)
+
+    def _taking(self, compiled: _Compiled) -> Callable[[_Place], ReplyFields]:
+        admit, step, _, _ = compiled
         clock = self._now
 
         def take(place: _Place) -> ReplyFields:
@@ -262,6 +244,12 @@ class MemoryStore(Counters, Store):
     def after_fork(self) -> None:
         """Reset in the child of a fork. The counters stay, but the lock is replaced."""
         self._lock = threading.Lock()  # a thread that had locked it may not exist here
+
+
+def _compiled(quota: Quota, cost: int, shadow: bool) -> _Compiled:
+    admit = admitting(quota, cost)
+    step, uncharged = deciding(quota, cost, shadow), deciding_uncharged(quota, cost, shadow)
+    return _Compiled(shadowed(admit) if shadow else admit, step, uncharged, shadow)
 
 
 def open_store(settings: StorageSettings, clock: Clock | None) -> Store:

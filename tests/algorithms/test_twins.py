@@ -35,9 +35,9 @@ class Taking(Keeping):
     def decide(self, asks, *, commit=True):
         if not commit or any(ALGORITHMS[ask.quota.algorithm].count_denial for ask in asks):
             return super().decide(asks, commit=commit)
-        take, asked = self.deciders.setdefault(tuple(asks), None) or self.decider(asks)
-        self.deciders[tuple(asks)] = take, asked
-        now, rows, only = take(asked)
+        take, place = self.deciders.setdefault(tuple(asks), None) or self.decider(asks)
+        self.deciders[tuple(asks)] = take, place
+        now, rows, only = take(place(asks))
         return Reply(now, [Outcome(*row) for row in rows], only)
 
 
