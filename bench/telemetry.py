@@ -55,7 +55,7 @@ def counts(requests: int) -> Run:
         for _ in range(number):
             due = tally.due
             started = time.perf_counter() if due() else 0.0
-            passes: Any = plan.passes
+            passes: Any = plan.shape.passes
             passes.number += 1
             if started:
                 tally.measured(time.perf_counter() - started, verdict.charges, verdict.rows)
