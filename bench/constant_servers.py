@@ -1,7 +1,8 @@
 """Servers that answer each request with the same bytes: what the transports of the service alone cost.
 
 `python -m bench.constant_servers grpc` answers ShouldRateLimit by grpcio's asyncio server, on asyncio's own loop, which
-is what most such servers have. `… http` answers any request by uvicorn, with the settings and the loop of the service.
+is what most such servers have. `… http` answers any request by uvicorn, with the settings, the loop and the parser of
+the service: httptools, because it is installed.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ async def serve_http() -> None:
     found.listen(2048)
     say_ready("http", found.getsockname()[1])
     config = uvicorn.Config(
-        app, http="h11", lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False
+        app, lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False
     )
     await uvicorn.Server(config).serve([found])
 

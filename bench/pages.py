@@ -198,7 +198,7 @@ at most {number(2 * processes)} calls a second.
 
 def sizing(results: Results) -> str:
     """The decisions of one core by gRPC and by `/auth`, and of several processes."""
-    lines = ["| decisions a second of one core | gRPC | `/auth` |", "|---|---|---|"]
+    lines = ["| decisions a second of one core | gRPC | `/auth`, with httptools |", "|---|---|---|"]
     for title, grpc, auth in (
         ("counters in memory", "ShouldRateLimit, memory", "/auth, memory"),
         ("counters on Redis", "ShouldRateLimit, Redis", "/auth, Redis"),
@@ -214,7 +214,7 @@ def sizing(results: Results) -> str:
         title = service.workers_title(count)
         cpu, rate, _ = (each for each in results.rows["workers"] if each.what == title)
         lines.append(f"| `--workers {count}` | {shown(cpu.ours, cpu.unit)} | {number(rate.ours.median)} |")
-    return "\n".join([*lines, "", f"{results.rows['workers'][0].note}.", ""])
+    return "\n".join([*lines, ""])
 
 
 def _of_one_core(results: Results, what: str) -> float:
