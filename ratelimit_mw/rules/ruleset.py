@@ -264,11 +264,11 @@ class RuleSet:
         if agreed is not None and agreed[2] is not None:
             return agreed
         candidates = self._index.candidates(request)
+        view = announced(request) if request.method == "OPTIONS" else None
         if agreed is not None:
-            return candidates, agreed[1], None, announced(request)
+            return candidates, agreed[1], None, view
         if self._exempting and (rank := exemption(candidates, request)) is not None:
             return (), _NONE, rank, None
-        view = announced(request) if request.method == "OPTIONS" else None
         if not self._replacing:
             return candidates, _NONE, None, view
         if view is None:

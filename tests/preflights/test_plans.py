@@ -50,6 +50,14 @@ def test_what_no_browser_sends_is_counted_like_any_request(method, headers, apar
     assert key == ("d:r0:preflight-sw60:{ip=192.0.2.1}" if apart else "d:r0:sw60:{ip=192.0.2.1}")
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+@pytest.mark.parametrize("cookie", ["sid=a", "sid=a; sid=b", "sid=a; sid=b; sid=c; sid=d; sid=e"])
+def test_only_options_is_a_preflight_however_many_values_a_client_sends(method, cookie):
+    rule_set = rules({"by": "user"}, client={"user": "cookie:sid", "secret": "s"})
+    asked = keys(rule_set, method=method, headers={**ASKED, "cookie": cookie})
+    assert {is_preflight_key(key) for key in asked} == {method == "OPTIONS"}
+
+
 def test_two_lines_of_a_header_come_from_no_browser():
     sent = request(method="OPTIONS", headers=ASKED)
     for line in ((b"origin", b"x"), (b"access-control-request-method", b"PUT")):
