@@ -82,15 +82,10 @@ class Repeating:
         self._ended = ended
         self._wanted = False  # it was started since the work began
         self._running: tuple[threading.Thread, threading.Event] | None = None
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Reset in the child of a fork, which does not have the thread."""
-        self._running = None
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """Whether the thread runs. In the child of a fork, Python has marked the threads of the parent as ended."""
         running = self._running
         return running is not None and running[0].is_alive()
 
@@ -114,7 +109,7 @@ class Repeating:
         """Stop the thread. Work that has begun is finished."""
         with self._changing:
             running, self._running = self._running, None
-        if running is not None:
+        if running is not None and running[0].is_alive():  # in the child of a fork, the event may be locked for good
             running[1].set()
 
     def _run(self, stopped: threading.Event) -> None:

@@ -136,6 +136,16 @@ def test_plans_have_bounded_room(engine):
     assert plans.get(("GET", 4999)) == 4999
 
 
+def test_the_shapes_of_plans_have_bounded_room(engine):
+    limiter = engine({**ALL, "by": "ip"})
+    first = plan(limiter, IP, 1).shape
+    for cost in range(2, 1025):
+        plan(limiter, IP, cost)
+    assert plan(limiter, {"remote_address": "192.0.2.2"}, 1).shape is first
+    plan(limiter, IP, 1025)
+    assert plan(limiter, {"remote_address": "192.0.2.3"}, 1).shape is not first
+
+
 def scope_of(path="/a", method="GET", client="192.0.2.1", **headers):
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "method": method, "path": path, "client": (client, 1), "headers": fields}

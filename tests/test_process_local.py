@@ -152,16 +152,51 @@ def test_a_stopped_thread_finishes_its_work_and_takes_no_more():
     assert ended.wait(60)
 
 
+def test_a_process_without_room_for_a_thread_says_so_and_tries_again():
+    def starts():
+        thread = Repeating("large", lambda: None)
+        usual = threading.stack_size(1 << 50)  # more than the machine has addresses for
+        refused = thread.start()
+        threading.stack_size(usual)
+        return [refused, thread.alive, thread.start()]
+
+    assert in_child(starts) == [False, False, True]
+
+
+def test_a_thread_starts_again_in_the_child_of_a_fork():
+    thread = Repeating("forked", lambda: 60.0)
+    thread.start()
+    assert in_child(lambda: [thread.alive, thread.start(), thread.alive]) == [False, True, True]
+    thread.stop()
+
+
+def test_a_child_of_a_fork_leaves_the_event_of_its_parents_thread_alone_which_may_be_locked(monkeypatch):
+    touched = []
+
+    class Event(threading.Event):
+        def set(self):
+            touched.append(self)
+            super().set()
+
+    monkeypatch.setattr(threading, "Event", Event)
+    thread = Repeating("forked", lambda: 60.0)
+    thread.start()
+    touched.clear()
+    assert in_child(lambda: [thread.stop(), len(touched)]) == [None, 0]
+    thread.stop()
+    assert len(touched) == 1
+
+
 class Making:
     """What makes another object that is reset after a fork, each time that it is reset itself."""
 
     def __init__(self):
-        self.made = Repeating("made", lambda: None)
         self.resets = 0
         reset_after_fork(self)
 
     def after_fork(self):
-        self.__dict__.update(Making().__dict__, resets=self.resets + 1)
+        self.made = Making()
+        self.resets += 1
 
 
 def test_all_objects_are_reset_in_a_child_even_if_some_make_others():
