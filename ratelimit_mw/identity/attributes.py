@@ -342,8 +342,8 @@ class Attributes:
     def _headers_of(self, name: str) -> tuple[str, ...] | None:
         if name in ("ip", "method", "path") or name.startswith("path:"):
             return ()
-        if name in {"host", "route"}:  # some routes are those of one host
-            return ("host",)
+        if name in {"host", "route"}:  # some routes are those of one host, or of WebSockets
+            return ("host",) if name == "host" else ("host", "connection", "upgrade")
         source = sources.compiled(name) if name.startswith(_RAW_PREFIXES) else self._sources.get(name)
         return None if source is None or source.header is None else (source.header,)
 

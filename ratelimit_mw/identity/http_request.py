@@ -52,7 +52,7 @@ class ReadFields:
                 found += name, value
         if self._server:
             server = scope.get("server")
-            found.append(server and server[0])
+            found += server and server[0], scope["type"]  # apps may have other routes for WebSockets
         return found
 
     def of_environ(self, environ: Mapping[str, Any]) -> Sequence[Any]:
@@ -277,10 +277,18 @@ def detached_environ(environ: dict[str, Any]) -> dict[str, Any]:
     copied = {**environ}
     added: dict[str, Any] = {}
     while copied and (item := copied.popitem())[0] != "ratelimit.decision":  # the server has added those before it
-        if getattr(item[1], "environ", None) is not environ:
+        try:
+            refers = _read(item[1], "environ") is environ
+        except Exception:  # noqa: BLE001  AttributeError, or what a property of the app's object raises
+            refers = False
+        if not refers:
             added[item[0]] = item[1]
     copied |= added
     return copied
+
+
+_read = object.__getattribute__
+"""Reads an attribute without `__getattr__` of the object, which may load a session, or raise anything."""
 
 
 _EXAMINED = 100

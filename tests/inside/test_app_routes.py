@@ -10,7 +10,7 @@ from flask import Blueprint, Flask
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Host, Mount, Route, Router
+from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from werkzeug.exceptions import NotFound
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
@@ -239,6 +239,28 @@ def test_check_takes_the_route_as_an_attribute():
         "no counter",
         "it matches, but has nothing to count by: the request has no route",
     )
+
+
+def test_a_websocket_has_its_own_route_where_the_plan_of_a_request_to_its_path_is_known(limiter):
+    async def accept(websocket):
+        await websocket.accept()
+        await websocket.close()
+
+    client = TestClient(from_address(Asgi(Starlette(routes=[WebSocketRoute("/w", accept)]), limiter=limiter), "::1"))
+    assert denied(client.request, "/w", "/w", "/w") == [False, False, True]
+    with client.websocket_connect("/w"):
+        assert limiter.peek({"ip": "::1", "route": "/w"}).used == 1
+
+
+def test_an_upgrade_that_no_route_serves_does_not_hide_the_route_of_later_requests(limiter):
+    app = Flask("routes", root_path="/")
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+    app.add_url_rule("/login", "login", lambda: "")
+    client = app.test_client()
+    upgrades = [client.get("/login", headers={"Connection": "Upgrade", "Upgrade": "websocket"}) for _ in range(2)]
+    disguised = [client.get("/login", headers={"Upgrade": "websocket"}) for _ in range(2)]
+    assert [each.status_code for each in upgrades + disguised] == [400, 400, 200, 200]
+    assert denied(lambda method, url: client.open(url, method=method), "/login") == [True]
 
 
 def test_two_apps_of_one_limiter_have_their_own_routes(limiter):
