@@ -2,7 +2,7 @@
 
 `python -m bench.constant_servers grpc` answers ShouldRateLimit by grpcio's asyncio server, on asyncio's own loop, which
 is what most such servers have. `… http` answers any request by uvicorn, with the settings, the loop and the parser of
-the service: httptools, because it is installed.
+the service.
 """
 
 import asyncio

@@ -198,7 +198,7 @@ at most {number(2 * processes)} calls a second.
 
 def sizing(results: Results) -> str:
     """The decisions of one core by gRPC and by `/auth`, and of several processes."""
-    lines = ["| decisions a second of one core | gRPC | `/auth`, with httptools |", "|---|---|---|"]
+    lines = ["| decisions a second of one core | gRPC | `/auth` |", "|---|---|---|"]
     for title, grpc, auth in (
         ("counters in memory", "ShouldRateLimit, memory", "/auth, memory"),
         ("counters on Redis", "ShouldRateLimit, Redis", "/auth, Redis"),

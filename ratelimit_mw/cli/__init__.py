@@ -10,7 +10,8 @@ _EXTRAS = {
     "httpx": "worker",
     "rich": "cli",
     "typer": "cli",
-    **dict.fromkeys(("google", "grpc", "grpc_health", "prometheus_client", "starlette", "uvicorn", "uvloop"), "serve"),
+    **dict.fromkeys(("google", "grpc", "grpc_health", "httptools", "prometheus_client", "starlette"), "serve"),
+    **dict.fromkeys(("uvicorn", "uvloop"), "serve"),
 }
 """The extras that have the modules which commands need."""
 

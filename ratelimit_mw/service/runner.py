@@ -20,7 +20,8 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, collecting
@@ -52,7 +53,16 @@ _FIRST_HEAD = 30.0
 _NEXT_HEAD = 120.0
 """The seconds after which a connection is looked at again. One without a further request since then is closed."""
 
-_BODY = b"The request is not valid HTTP.\n"
+_LONGEST_HEAD = 64 * 1024
+"""The most bytes of a request that are not its body: its head, its trailers and what frames its chunks. What arrives
+with the first of them, at most 256 KiB, is not counted."""
+
+_MOST_WAITING = 256
+"""The most requests of a connection that wait for the answers to earlier ones. Proxies send one at a time."""
+
+_OF_BODIES = frozenset((b"content-length", b"transfer-encoding"))
+
+_BODY = b"The request is not valid HTTP/1.1, its head is too long, or it has a body and asks for an upgrade.\n"
 _DENIAL = (
     b"HTTP/1.1 403 Forbidden\r\n"
     b"content-type: text/plain; charset=utf-8\r\n"
@@ -284,50 +294,99 @@ def _config(service: Service, name: str, address: Address, app: Any) -> uvicorn.
     return config
 
 
-def protocol_of(service: Service) -> type[asyncio.Protocol]:
-    """Return the protocol class for `uvicorn.Config(http=…)`. It counts what it refuses.
+class _Flow(FlowControl):
+    """Reads nothing while requests wait. uvicorn reads on after each answer, so that their number would have no bound.
+
+    Args:
+        protocol: The connection.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        super().__init__(protocol.transport)
+        self._waiting = protocol.pipeline
+
+    def resume_reading(self) -> None:
+        if not self._waiting:
+            super().resume_reading()
+
+
+class _HttpProtocol(HttpToolsProtocol):
+    """One connection. It counts what it refuses.
 
     A proxy may pass on header bytes that this server refuses: nginx accepts a vertical tab in a value. uvicorn answers
     400, which nginx's `auth_request` takes for a failure of the service. If nginx is told to let requests pass then, a
     client with such a header would have no limits. The answer is therefore a denial. uvicorn also warns of each such
     request, so that clients could fill the log: the service warns in its place, at most ten times a minute.
 
-    uvicorn waits for ever for the head of a request, so that a caller could use up the connections of the process.
+    uvicorn waits for ever for the head of a request, so that a caller could use up the connections of the process. Its
+    parser, httptools, has no bound for a head, takes trailers for headers, and reads no body of a request that asks for
+    an upgrade: the body would be the next request.
     """
-    base: Any = AutoHTTPProtocol
+
+    service: Service
+    cycle: Any
+    parser: Any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        self.flow = _Flow(self)
+        self._beside_body = 0
+        self._look_again = self.loop.call_later(_FIRST_HEAD, self._look, None)
+        if len(self.connections) > self.service.settings.max_connections:
+            self.service.refuse("too_many_connections")
+            self.service.warn("too_many_connections", "a connection was closed: the port has --max-connections of them")
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look_again.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._beside_body += len(data)
+        super().data_received(data)
+        if self._beside_body > _LONGEST_HEAD and not self.transport.is_closing():
+            self.send_400_response("")
+        if len(self.pipeline) > _MOST_WAITING:
+            self.service.refuse("too_many_waiting")
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        upgrade = self.parser.should_upgrade()
+        if upgrade and any(name in _OF_BODIES for name, _ in self.headers):
+            raise ValueError("the parser would not read the body")
+        super().on_headers_complete()
+        if upgrade:  # what has come with its head is lost
+            self.cycle.keep_alive = False
+        self.headers = []  # trailers, which no app sees
+        self._beside_body = 0
+
+    def on_body(self, body: bytes) -> None:
+        self._beside_body -= len(body)
+        super().on_body(body)
+
+    def _look(self, last: Any) -> None:
+        """End the connection if the last request is still the one of the last look, and is answered."""
+        if self.cycle is last and (last is None or self.cycle.response_complete):
+            self.service.refuse("slow_http")
+            self.transport.abort()
+        else:
+            self._look_again = self.loop.call_later(_NEXT_HEAD, self._look, self.cycle)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  of uvicorn
+        service = self.service
+        service.refuse("malformed_http")
+        service.warn("malformed_http", "a caller of --http or --admin sent what is not valid HTTP, or is too long")
+        self.transport.write(_DENIAL)
+        self.transport.close()
+
+
+def protocol_of(of: Service) -> type[asyncio.Protocol]:
+    """Return the protocol class for `uvicorn.Config(http=…)`."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
-    class HttpProtocol(base):  # type: ignore[misc]  # uvicorn chooses its base when it is imported
-        """One connection."""
+    class HttpProtocol(_HttpProtocol):
+        """One connection of this service."""
 
-        connections: set[Any]  # of this port
-        cycle: Any
-        loop: asyncio.AbstractEventLoop
-
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self._look_again = self.loop.call_later(_FIRST_HEAD, self._look, None)
-            if len(self.connections) > service.settings.max_connections:
-                service.refuse("too_many_connections")
-                service.warn("too_many_connections", "a connection was closed: the port has --max-connections of them")
-                transport.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._look_again.cancel()
-            super().connection_lost(exc)
-
-        def _look(self, last: Any) -> None:
-            """End the connection if the last request is still the one of the last look, and is answered."""
-            if self.cycle is last and (last is None or self.cycle.response_complete):
-                service.refuse("slow_http")
-                self.transport.abort()
-            else:
-                self._look_again = self.loop.call_later(_NEXT_HEAD, self._look, self.cycle)
-
-        def send_400_response(self, _message: str) -> None:
-            service.refuse("malformed_http")
-            service.warn("malformed_http", "a caller of --http or --admin sent what is not valid HTTP")
-            self.transport.write(_DENIAL)
-            self.transport.close()
+        service = of
 
     return HttpProtocol

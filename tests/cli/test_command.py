@@ -72,6 +72,7 @@ def test_every_command_has_help(run, name):
         ("rich", "cli", []),
         ("httpx", "worker", ["worker", "--to", "http://127.0.0.1:1"]),
         ("uvloop", "serve", ["serve"]),
+        ("httptools", "serve", ["serve"]),
     ],
 )
 def test_without_the_extra_it_says_what_to_install(library, extra, words):
