@@ -26,7 +26,7 @@ _COOKIES = {
     "cookies of one name": b"; sid=",
     "its name without a value": b" sid",
     "escapes": b"\\101",
-    "commas": b",a",
+    "commas": b",aaaaaaa",
     "blanks": b" ",
     "bytes that are not UTF-8": b"\xe9",
 }

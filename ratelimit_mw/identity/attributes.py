@@ -16,7 +16,8 @@ from ratelimit_mw.identity.request import Arguments, EntriesRequest, MappingRequ
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.settings import ClientSettings
 
-_MAX_CACHED_LENGTH = 256  # characters; longer texts are not cached, so that clients cannot fill the memory
+_MAX_CACHED_LENGTH = 256  # characters; of longer texts few are cached, so that clients cannot fill the memory
+_LONG_CACHED = 4  # longer texts: those of one request, which several rules and readings ask for
 
 
 def digester(secret: str, domain: str) -> Callable[[str], str]:
@@ -37,8 +38,8 @@ def digester(secret: str, domain: str) -> Callable[[str], str]:
 
 
 def _cached(digest: Callable[[str], str]) -> Callable[[str], str]:
-    cached = lru_cache(maxsize=2048)(digest)
-    return lambda text: cached(text) if len(text) <= _MAX_CACHED_LENGTH else digest(text)
+    cached, long = lru_cache(maxsize=2048)(digest), lru_cache(maxsize=_LONG_CACHED)(digest)
+    return lambda text: cached(text) if len(text) <= _MAX_CACHED_LENGTH else long(text)
 
 
 Reader = Callable[[Request], str | None]

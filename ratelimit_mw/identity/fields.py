@@ -36,7 +36,7 @@ MOST_LINES = 32
 _MOST_SPELLINGS = 16  # of at most four values: with and without what follows a comma, percent signs decoded or not
 _MOST_TEXT = 65536
 _MOST_ESCAPES = 64  # irregular percent signs, which are decoded one by one
-_MOST_BACKSLASHES = 2048  # before a quoted cookie can be read; a browser sends at most 4 KiB of it
+_MOST_MARKS = 2048  # in a cookie: commas, which count twice, and backslashes; a browser sends at most 4 KiB of it
 
 # Whatever may stand before or after the name of a cookie: separators, blanks, controls, and what is not ASCII.
 _AROUND = bytes(code if 33 <= code < 127 and code not in b",;" else ord(";") for code in range(256))
@@ -45,7 +45,7 @@ _PLAIN = re.compile(r"[!#$&'()*+\-./0-9:<=>?@A-Z\[\]^_`a-z{|}~]*+")
 _NEXT_COOKIE = re.compile(r',\s*+[^\s=;,"]++\s*+=')
 _NEXT_PARAMETER = re.compile(r";[^;=]++=")
 _QUOTED = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
-_REGULAR = re.compile(r'(?:[^\\]++|\\(?:["\\]|[0-3][0-7]{2}))*+')
+_REGULAR = re.compile(r'[^\\]*+(?:\\(?:["\\]|[0-3][0-7][0-7])[^\\]*+)*+')
 _HOST = re.compile(r"(?:\[[^\[\]]*+\]|[^:@\[\]]*+)(?::[0-9]*+)?")
 _STRAY = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Escaped separators are decoded to characters that are no bytes, and these are replaced when the fields are cut.
@@ -153,7 +153,7 @@ def _cookie_readings(text: str, start: int) -> _Readings | None:
         return (field,)
     stripped = field.strip()
     quoted = stripped[:1] == '"'
-    if quoted and text.count("\\") > _MOST_BACKSLASHES:
+    if 2 * stripped.count(",") + quoted * text.count("\\") > _MOST_MARKS:
         return None
     further = _NEXT_COOKIE.search(stripped)
     found: list[str | None] = []

@@ -1,16 +1,14 @@
 """The interface of a request as rules read it, and the requests that `check()` makes of its arguments."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values, header_values, host_values
 from ratelimit_mw.identity.path_forms import Forms
-
-T = TypeVar("T")
 
 METHODS = frozenset(("", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"))
 """The methods that are written as they are. A client may send any other text."""
@@ -101,13 +99,16 @@ def alternatives(several: Mapping[str, Values]) -> list[Alternative]:
     return [dict(zip(several, row, strict=True)) for row in product(*several.values())]
 
 
-def for_alternative(alternative: Alternative, request: Request, ask: Callable[[Request], T]) -> T:
-    """Call `ask` with one alternative of a request. Attributes that have one value are read once for all."""
+def views(request: Request, each: Iterable[Alternative]) -> Iterator[Request]:
+    """Yield a view of a request for each alternative: one object, whose `values` change.
+
+    Attributes that have one value are read once for all.
+    """
     view = copy.copy(request)
-    view.values = {**request.values, **alternative}
-    answer = ask(view)
-    request.values.update((name, value) for name, value in view.values.items() if name not in alternative)
-    return answer
+    for alternative in each:
+        view.values = {**view.values, **alternative}
+        yield view
+        request.values.update((name, value) for name, value in view.values.items() if name not in alternative)
 
 
 class MappingRequest(Request):

@@ -69,7 +69,7 @@ class AskingRules(RuleSet):
         charges = self._asked(request, self.select(request), cost, named)
         if request.several:
             each = partial(self._asked, cost=cost, named=named)
-            return self._in_each(request, lambda view, agreed: each(view, self.select(view, agreed)))
+            return self._in_each(request, charges, lambda view, agreed: each(view, self.select(view, agreed)))
         return charges
 
     def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:

@@ -161,8 +161,8 @@ def strictest(charges: Iterable[Charge]) -> list[Charge]:
         known = found.get(key)
         if known is not None:
             quota = min(known.ask.quota, quota, key=lambda each: (each.limit, each.burst))
-            cost = max(known.ask.cost, cost)
-        found[key] = Charge(charge.rule, Ask(key, quota, cost, shadow))
+            charge = Charge(charge.rule, Ask(key, quota, max(known.ask.cost, cost), shadow))  # noqa: PLW2901
+        found[key] = charge
     return list(found.values())
 
 

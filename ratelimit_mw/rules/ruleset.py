@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Self
 
@@ -11,7 +11,7 @@ from ratelimit_mw.envoy.tree import Descriptors
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
-from ratelimit_mw.identity.request import EntriesRequest, Request, alternatives, for_alternative
+from ratelimit_mw.identity.request import EntriesRequest, Request, alternatives, views
 from ratelimit_mw.model import NEVER, Charge
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
@@ -57,7 +57,7 @@ request.
 EXEMPTED, REFUSED = 0, 1
 """In a `Selection`: an override exempts, or blocks, the client."""
 
-Charging = Callable[[Request, Selection], tuple[Charge, ...]]
+Charging = Callable[[Request, Selection | None], tuple[Charge, ...]]
 """Returns the charges of one alternative of a request. The selection is that of `RuleSet._agreed`."""
 
 _NONE: Mapping[int, str] = MappingProxyType({})
@@ -205,19 +205,17 @@ class RuleSet:
         if self._plain and request.method != "OPTIONS":  # the common case, in one step
             charges = charges_of(self._index.candidates(request), request, cost, self._tier, None)
         else:
-            charges = self._charges(self.select(request), request, cost)
+            charges = self._charges(request, None, cost)
         if request.several:
-            return self._in_each(request, lambda view, agreed: self._charges(self.select(view, agreed), view, cost))
+            return self._in_each(request, charges, partial(self._charges, cost=cost))
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
         """Return each alternative of a request and the rules that apply to it, as in `plan`. For explanations."""
         if self.plan(request) is not None and request.several:  # the plan has read all that the rules need
             agreed = self._agreed(request)
-            return [
-                for_alternative(each, request, lambda view: (view, self.select(view, agreed)))
-                for each in alternatives(request.several)
-            ]
+            each = views(request, alternatives(request.several))
+            return [(copy.copy(view), self.select(view, agreed)) for view in each]
         return [(request, self.select(request))]
 
     def candidate(self, rule: CompiledRule, request: Request) -> Candidate | None:
@@ -226,14 +224,20 @@ class RuleSet:
         index = self._index if standing else self._indexed([rule])
         return next((found for found in index.candidates(request) if found[0] == rule.rank), None)
 
-    def _in_each(self, request: Request, charge: Charging) -> tuple[Charge, ...]:
-        """Return the charges of all alternatives of a request: each counter once, in the order of the file."""
+    def _in_each(self, request: Request, first: Sequence[Charge], charge: Charging) -> tuple[Charge, ...]:
+        """Return the charges of all alternatives of a request: each counter once, in the order of the file.
+
+        `first` are the charges by the first value of each attribute.
+        """
         while True:
             known = len(request.several)
-            agreed = self._agreed(request)
-            charges: list[Charge] = []
-            for each in alternatives(request.several):
-                found = for_alternative(each, request, lambda view: charge(view, agreed))  # noqa: B023 - called at once
+            agreed = None if self._plain else self._agreed(request)
+            each, charges = alternatives(request.several), list[Charge]()
+            if self._plain and each[0].items() <= request.values.items():
+                charges += first
+                del each[0]
+            for view in views(request, each):
+                found = charge(view, agreed)
                 if found is BLOCKED:
                     return BLOCKED
                 charges += found
@@ -251,7 +255,8 @@ class RuleSet:
 
         Its exemption and its replacements hold for all alternatives.
         """
-        return for_alternative(dict.fromkeys(request.several), request, self.select)
+        (agreed,) = [self.select(view) for view in views(request, [dict.fromkeys(request.several)])]
+        return agreed
 
     def select(self, request: Request, agreed: Selection | None = None) -> Selection:
         """Return the rules that apply to a request, or to one alternative of it. See `_agreed`."""
@@ -275,9 +280,9 @@ class RuleSet:
             return candidates, replaced_by(candidates, request), None, None
         return candidates, replaced_for_preflight(candidates, request, view, self._named), None, view
 
-    def _charges(self, selection: Selection, request: Request, cost: int) -> tuple[Charge, ...]:
-        """Return the charges of the selected rules and of the descriptors for one alternative of a request."""
-        candidates, replaced, free, view = selection
+    def _charges(self, request: Request, agreed: Selection | None, cost: int) -> tuple[Charge, ...]:
+        """Return the charges of the rules and of the descriptors for one alternative of a request. See `_agreed`."""
+        candidates, replaced, free, view = self.select(request, agreed)
         if free is not None:
             return BLOCKED if free == REFUSED else ()
         if replaced:
@@ -324,7 +329,7 @@ class RuleSet:
             return None
         charges = self._plan_rule(rule, request, cost)
         if request.several:
-            return self._in_each(request, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
+            return self._in_each(request, charges, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
         return charges
 
     def asked(self, asked: str | NamedRule) -> CompiledRule | None:

@@ -195,6 +195,11 @@ def test_a_quoted_cookie_with_many_backslashes_counts_with_all_others(backslashe
     assert asgi([("Cookie", 's="' + '\\"' * backslashes + '"')]).cookies(Cookie("s")) == expected
 
 
+@pytest.mark.parametrize(("commas", "expected"), [(1_024, ("1" + "," * 1_024,)), (1_025, TOO_MANY)])
+def test_a_cookie_with_many_commas_counts_with_all_others(commas, expected):
+    assert asgi([("Cookie", "s=1" + "," * commas)]).cookies(Cookie("s")) == expected
+
+
 def test_a_cookie_with_an_irregular_escape_counts_with_all_others():
     assert asgi([("Cookie", 's="a\\q"')]).cookies(Cookie("s")) == TOO_MANY
 

@@ -159,6 +159,18 @@ def test_a_preflight_is_counted_in_each_reading():
     assert len(found.plan(request)) == 1
 
 
+@pytest.mark.parametrize("make", [asgi, wsgi])
+@pytest.mark.parametrize("cookie", ["sid=1", "sid=1; sid=2", 'sid="1;2"', "sid=a\xe9; sid=b", "sid=1;" * 40])
+@pytest.mark.parametrize("query", ["", "plan=gold", "plan=gold&plan=free", "&".join(f"plan={n}" for n in range(4))])
+def test_an_exception_that_holds_for_another_client_changes_nothing(make, cookie, query):
+    limit = {"default": "3 per minute", "gold": "5 per minute"}
+    listed = [{**BY_USER, "limit": limit}, {"match": {"cookie:sid": "2"}, "by": "query:plan"}]
+    client = {**USER, "tier": "query:plan"}
+    plain, excepting = rules(*listed, client=client), rules(*listed, client=client, exempt=[{"ip": "203.0.113.99"}])
+    lines = [("cookie", cookie)]
+    assert plain.plan(make(lines, query=query)) == excepting.plan(make(lines, query=query))
+
+
 def test_a_function_is_asked_once_for_all_readings():
     source = {"user": "cookie:sid", "tier": "python:tests.rules.test_doubts:counting"}
     found = rules({**BY_USER, "limit": {"default": "3 per minute", "gold": "5 per minute"}}, client=source)
