@@ -108,6 +108,15 @@ def test_a_store_that_is_unavailable_is_asked_until_the_timeout(acquire, clock):
     assert clock.now() == START * 1_000_000 + 2_500_000
 
 
+@EACH_BLOCK
+def test_a_block_does_not_wait_unless_it_is_told_to(enter, clock):
+    engine = limiter(rules=one("1 per second", algorithm="leaky_bucket", burst=5), clock=clock)
+    assert enter(engine, "one", CLIENT).allowed
+    with pytest.raises(LimitExceeded):
+        enter(engine, "one", CLIENT)
+    assert clock.now() == START * 1_000_000
+
+
 @pytest.mark.parametrize("timeout", [-1, math.nan])
 def test_a_timeout_below_zero_is_refused(timeout):
     engine = limiter()

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: the map has every folder, and each link of "A request's life" leads to a name in a file."""
+"""CONTRIBUTING.md: the map has every folder, each link of "A request's life" leads to a name, every test asserts."""
 
 import ast
 import re
@@ -54,3 +54,19 @@ def names(tree, prefix=""):
             yield f"{prefix}{node.name}"
             if isinstance(node, ast.ClassDef):
                 yield from names(node, f"{node.name}.")
+
+
+def calls(function):
+    """The names of what a function calls, without the objects that they belong to."""
+    found = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
+    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in found}
+
+
+def test_every_test_asserts_something():
+    """By an `assert` of its own, by `pytest.raises`, or by calling a function of the tests that has an `assert`."""
+    nodes = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    asserts = {node for node in functions if any(isinstance(part, ast.Assert) for part in ast.walk(node))}
+    helpers = {node.name for node in asserts} | {"raises"}
+    tests = [node for node in functions if node.name.startswith("test_") and node not in asserts]
+    assert [test.name for test in tests if not calls(test) & helpers] == []

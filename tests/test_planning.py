@@ -249,6 +249,12 @@ def test_a_header_that_the_rules_read_makes_another_request(engine, client, matc
     assert asked(limiter, **{header: one * 300}) is not asked(limiter, **{header: one * 300})
 
 
+def test_without_a_host_line_the_name_of_the_server_makes_another_request(engine):
+    limiter = engine({**ALL, "by": "ip", "match": {"host": "h1"}})
+    charged = [len(by_head(limiter, {**scope_of(), "server": (host, 80)}).charges) for host in ("h1", "h2") * 3]
+    assert charged == [1, 0] * 3
+
+
 @pytest.mark.parametrize("user", ["scope:user", "query:user", "python:tests.test_planning:user_of"])
 def test_what_is_read_from_elsewhere_is_read_each_time(engine, user):
     limiter = engine(ALL, client={"user": user})

@@ -3,7 +3,6 @@
 A file is walked if a function of it runs. Imports are done before the count.
 """
 
-import ast
 import asyncio
 import logging
 import re
@@ -183,19 +182,3 @@ def test_no_module_has_a_container_that_changes_without_a_reason():
 def test_one_file_knows_what_a_fork_is():
     """All others say what to do at one."""
     assert files_with(r"register_at_fork|getpid\(\) [!=]=|[!=]= os\.getpid") == {"process_local.py"}
-
-
-def calls(function):
-    """The names of what a function calls, without the objects that they belong to."""
-    found = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
-    return {each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in found}
-
-
-def test_every_test_asserts_something():
-    """By an `assert` of its own, by `pytest.raises`, or by calling a function of the tests that has an `assert`."""
-    nodes = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    asserts = {node for node in functions if any(isinstance(part, ast.Assert) for part in ast.walk(node))}
-    helpers = {node.name for node in asserts} | {"raises"}
-    tests = [node for node in functions if node.name.startswith("test_") and node not in asserts]
-    assert [test.name for test in tests if not calls(test) & helpers] == []

@@ -286,6 +286,17 @@ def test_lists_count_hits_by_the_descriptor_of_the_file():
         }
 
 
+def test_hits_of_descriptors_beyond_a_thousand_are_counted_together():
+    limit = {"unit": "year", "requests_per_unit": 10}
+    each_user = [{"key": "user", "value": str(n), "rate_limit": limit} for n in range(MOST_RULES + 5)]
+    with RateLimiter({"domain": "d", "descriptors": each_user}, clock=ManualClock()) as each:
+        for n in (*range(MOST_RULES + 5), 0):
+            each.check_lists("d", [[("user", str(n))]])
+        found = hits(each)
+    assert len(found) == MOST_RULES + 1
+    assert (found["user_0",][0], found[OTHER,][0]) == (2, 5)
+
+
 def test_the_share_from_which_hits_are_near_can_be_set():
     with RateLimiter({"domain": "d", "descriptors": DESCRIPTORS}, clock=ManualClock()) as each:
         each.engine.tally.near = 0.5

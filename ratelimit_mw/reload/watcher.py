@@ -265,7 +265,6 @@ class Retriever:
             logger.warning("%s has other storage settings; they apply after a restart", self._loader.name)
         domains = {part.domain for part in self._base.parts}
         self._base = rules
-        self._inherited = False
         self._note(behind, found)
         if any(part.domain not in domains for part in rules.parts):
             try:
