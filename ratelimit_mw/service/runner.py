@@ -30,7 +30,7 @@ from ratelimit_mw.service.access import Access, Certificates, ReadAgain
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
 from ratelimit_mw.service.grpc_server import GrpcServer
-from ratelimit_mw.service.servable import require_servable, warn_of_waits
+from ratelimit_mw.service.servable import require_servable
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.state import Service
 
@@ -102,8 +102,6 @@ def prepare(settings: Settings) -> tuple[Service, Mapping[str, socket.socket]]:
         limiter = RateLimiter(settings.rules, storage=settings.storage)
         if not settings.ignore_unservable:
             limiter.require(partial(require_servable, config=settings.rules))
-        if settings.http is not None:
-            limiter.require(partial(warn_of_waits, config=settings.rules))
     with collecting(problems):
         sockets = ports.bind(settings.addresses)
         if not problems:  # otherwise no port is opened

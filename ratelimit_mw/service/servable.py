@@ -1,31 +1,19 @@
 """Rules that a service cannot serve, because they need the response, the body or the connection of a request.
 
-`/auth` serves rules that make requests wait, but the proxy waits only for a time. A rule whose wait may be longer is
-logged.
-
 This module is internal: its names may change in any release.
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config.file import RULES
 from ratelimit_mw.config.load import Config, Examined, examine
 from ratelimit_mw.config.tree import Place
-from ratelimit_mw.config.word import Values
 from ratelimit_mw.envoy.words import UNREACHED
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.units import MILLISECOND, spell_duration
-
-logger = logging.getLogger("ratelimit_mw.service")
-
-DEADLINE = 250 * MILLISECOND
-"""How long the proxies of the documentation wait for `/auth`, in microseconds."""
 
 _RULES = "name the file of the service, and a store for its counters"
 _HINT = "leave this rule to the middleware in the app, or start with --ignore-unservable"
@@ -91,18 +79,17 @@ def unservable(rules: Rules, config: Config | None = None) -> tuple[Problem, ...
         rules: The rules.
         config: What they were loaded from. If it is a file or a folder, each problem has its line.
     """
-    place_of = _places(config)
     found: list[Problem] = []
     if rules.asking is not None:
         found.append(Problem("storage: this file is that of an app that asks a service: it has no rules", hint=_RULES))
-    for part in rules.parts:
-        for rule in part.compiled:
-            for fault in _UNSERVABLE:
-                if fault.has(rule):
-                    place = place_of(part.domain, rule.rank, fault.key)
-                    name = quoted(rule.rule.name)
-                    message = f"rules[{rule.rank}].{fault.key}: the rule {name} can't be served: {fault.why}"
-                    found.append(Problem(message, place.file, place.line, place.column, _HINT))
+    compiled = [(part.domain, rule) for part in rules.parts for rule in part.compiled]
+    faults = [(domain, rule, fault) for domain, rule in compiled for fault in _UNSERVABLE if fault.has(rule)]
+    files = examine(config).files if faults and config is not None else ()
+    sections = {made.domain: file[RULES] for file, made in files}  # none for a rules database
+    for domain, rule, fault in faults:
+        place = sections[domain][rule.rank].key_place(fault.key) if domain in sections else Place()
+        message = f"rules[{rule.rank}].{fault.key}: the rule {quoted(rule.rule.name)} can't be served: {fault.why}"
+        found.append(Problem(message, place.file, place.line, place.column, _HINT))
     return tuple(found)
 
 
@@ -116,36 +103,3 @@ def as_served(found: Examined, config: Config) -> Examined:
 def holds(warning: str) -> bool:
     """Whether a warning is true of a service. Envoy sends the entries itself, so no list of them is missing."""
     return f": {UNREACHED}" not in warning
-
-
-def warn_of_waits(rules: Rules, config: Config | None = None) -> None:
-    """Log each rule that may make a request wait for longer than `DEADLINE`. See `unservable` for the arguments."""
-    place_of = _places(config)
-    for part in rules.parts:
-        for rule in part.compiled:
-            wait = 0 if rule.rule.shadow else max((quota.longest_wait for quota in rule.quotas), default=0)
-            if wait > DEADLINE:
-                place = place_of(part.domain, rule.rank, "max_wait")
-                message = (
-                    f"rules[{rule.rank}]: a request may wait {spell_duration(wait)} for its turn by the rule "
-                    f"{quoted(rule.rule.name)}, and /auth answers after that. The proxies of the documentation wait "
-                    f"{spell_duration(DEADLINE)}"
-                )
-                logger.warning("%s", Problem(message, place.file, place.line, place.column, _WAIT_HINT))
-
-
-_WAIT_HINT = "set max_wait below the deadline of the proxy, or raise that one, such as proxy_read_timeout of nginx"
-
-
-def _places(config: Config | None) -> Callable[[str, int, str], Place]:
-    """Return what finds a key by the domain and the rank of its rule. It reads the files when it is first called."""
-
-    @cache
-    def sections() -> Mapping[str, Sequence[Values]]:
-        return {made.domain: file[RULES] for file, made in examine(config).files} if config is not None else {}
-
-    def place_of(domain: str, rank: int, key: str) -> Place:
-        found = sections().get(domain)  # None for a rules database
-        return Place() if found is None else found[rank].key_place(key)
-
-    return place_of

@@ -6,7 +6,7 @@ from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.runner import prepare
 from ratelimit_mw.service.servable import require_servable, unservable
-from ratelimit_mw.service.settings import Address, Settings
+from ratelimit_mw.service.settings import Settings
 
 RULES = """\
 domain: shop
@@ -75,33 +75,3 @@ def test_rules_without_a_file_are_refused_by_their_index(path):
 def test_rules_that_can_be_served_have_no_problem():
     rules = [{"name": "r", "by": "ip", "limit": {"free": "1 per minute", "default": "2 per minute"}}]
     assert unservable(load_rules({"domain": "shop", "rules": rules})) == ()
-
-
-WAITING = """\
-domain: shop
-client: {secret: s, trusted_proxies: [127.0.0.1]}
-rules:
-  - {name: whole queue, by: ip, limit: 60 per minute, algorithm: leaky_bucket, burst: 20}
-  - {name: long, by: ip, limit: 5 per minute, algorithm: token_bucket, max_wait: 251ms}
-  - {name: short, by: ip, limit: 5 per minute, algorithm: leaky_bucket, max_wait: 250ms}
-  - {name: premium, by: ip, algorithm: leaky_bucket, limit: {default: 9 per second, premium: 2 per minute}, burst: 2}
-  - {name: shadow, by: ip, limit: 5 per minute, algorithm: leaky_bucket, shadow: true}
-  - {name: none, by: ip, limit: 5 per minute}
-"""
-
-
-@pytest.mark.parametrize(("http", "named"), [(Address(port=0), ["whole queue", "long", "premium"]), (None, [])])
-def test_the_start_warns_of_each_rule_that_may_wait_longer_than_a_proxy_does(path, caplog, http, named):
-    path.write_text(WAITING)
-    service, sockets = prepare(Settings(rules=str(path), grpc=None, admin=None, http=http))
-    for each in sockets.values():
-        each.close()
-    service.limiter.close()
-    warnings = [each.getMessage() for each in caplog.records if "may wait" in each.getMessage()]
-    assert [name for name in named if not any(f"'{name}'" in each for each in warnings)] == []
-    assert len(warnings) == len(named)
-    if named:
-        assert warnings[0].startswith(f"{path}:4:5: rules[0]: a request may wait 20 seconds for its turn")
-        assert "max_wait" in warnings[0]
-        assert "proxy_read_timeout" in warnings[0]
-        assert warnings[1].startswith(f"{path}:5:")
