@@ -1,12 +1,12 @@
 """Shares the reports of processes: sends the one of this process once a second, and reads those of the others.
 
-Over Redis, they are on a board: a fixed number of places, each of them a key, so no command has to search for keys. A
-process occupies a free place and writes its text there once a second. If it stops writing, the key expires. All keys
-have one hash tag, so a cluster has them on one node, and one MGET reads the board. Over `lmdb://`, the board is in
-files, see `stores.shared.records.FileBoard`.
+Over Redis, they are on a board: each process has a key, which it writes once a second. If it stops writing, the key
+expires. A set has the names of the keys, so no command has to search for them. All have one hash tag, so a cluster has
+them on one node, and one MGET reads the board. Over `lmdb://`, the board is in files, see
+`stores.shared.records.FileBoard`.
 """
 
-import random
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
     from ratelimit_mw.stores.shared.records import FileBoard
 
 
-PLACES = 128
-"""The most limiters of all processes that can report at the same time."""
+MOST = 128
+"""The most reports of other processes that are read."""
 
 LASTS = 8
 """A text that is not written again disappears after so many seconds."""
 
 _WITHIN = 1.0
 """The seconds that a call may take. No request waits for it."""
-
-_chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
-
 
 _Command = tuple[str | bytes | int, ...]
 
@@ -55,64 +52,36 @@ class Board:
         self._client = CommandClient(url)
         # The key of a counter has the name of a rule after the domain. In such a name, a tilde is escaped.
         tag = key_of_domain(domain)
-        self._keys = [f"{tag}:~live:{{{tag}}}:{place}" for place in range(PLACES)]
-        self.leave()
+        self._names = f"{tag}:~live:{{{tag}}}"
+        self._own = f"{self._names}:{secrets.token_hex(8)}"
 
-    def leave(self) -> None:
-        """Give up the place without removing its text. The child of a fork must call this."""
-        self._place: int | None = None
-        self._text = b""
-
-    @property
-    def has_place(self) -> bool:
-        """True if this process occupies a place, so that each call takes one round trip."""
-        return self._place is not None
-
-    def put(self, text: str) -> bool:
-        """Write the text of this process. Return False if all places are occupied."""
-        before = self._text
-        self._text = text.encode()
-        if self._place is None:
-            return self._occupy()
-        (found,) = self._ask((*self._write(self._place), "GET"))
-        if found not in (None, before):
-            # This process stood still, or the server has lost its keys: another process has occupied the place.
-            self.leave()
-        return True
+    def put(self, text: str) -> None:
+        """Write the text of this process."""
+        self._ask(
+            ("SET", self._own, text, "EX", LASTS), ("SADD", self._names, self._own), ("EXPIRE", self._names, LASTS)
+        )
 
     def read(self) -> list[bytes]:
-        """Return the texts of the other processes."""
-        (texts,) = self._ask(self._read())
-        return [text for place, text in enumerate(texts) if text is not None and place != self._place]
+        """Return the texts of the other processes. The names of those that have ended are removed."""
+        (names,) = self._ask(("SMEMBERS", self._names))
+        others = sorted(name for name in names if name != self._own.encode())[:MOST]
+        if not others:
+            return []
+        (texts,) = self._ask(("MGET", *others))
+        if ended := [name for name, text in zip(others, texts, strict=True) if text is None]:
+            self._ask(("SREM", self._names, *ended))
+        return [text for text in texts if text is not None]
 
     def withdraw(self) -> None:
         """Remove the text of this process."""
-        place = self._place
-        self.leave()
-        if place is not None:
-            self._ask(("DEL", self._keys[place]))
+        self._ask(("DEL", self._own), ("SREM", self._names, self._own))
 
     def close(self) -> None:
         """Close the connection. The next call connects again."""
         self._client.close()
 
-    def _occupy(self) -> bool:
-        (texts,) = self._ask(self._read())
-        free = [place for place, found in enumerate(texts) if found is None]
-        if free:
-            place = _chance.choice(free)
-            if self._ask((*self._write(place), "NX"))[0] is not None:
-                self._place = place  # otherwise another process was faster, and the next report tries again
-        return bool(free)
-
-    def _write(self, place: int) -> _Command:
-        return "SET", self._keys[place], self._text, "EX", LASTS
-
-    def _read(self) -> _Command:
-        return "MGET", *self._keys
-
     def _ask(self, *commands: _Command) -> list[Any]:
-        return self._client.ask_all(self._keys[0], commands, _WITHIN)
+        return self._client.ask_all(self._names, commands, _WITHIN)
 
 
 def open_board(url: str, domain: str) -> "Board | FileBoard":
@@ -194,15 +163,12 @@ class Sharing:
     def exchange(self, report: ProcessReport) -> None:
         """Send the report of this process. While viewers look, read those of the others."""
         board = self._board = self._board or open_board(self._url, self._domain)
-        had_place, began = board.has_place, time.perf_counter()
+        began = time.perf_counter()
         viewed = time.monotonic() - self._looked_at < _VIEWED
         found: Others | None = None
         try:
-            if not board.put(encode_report(report)):
-                message = "too many processes report to the live page; it does not show this one"
-                self._once(logger.warning, message)
-            if had_place:  # otherwise it took several round trips
-                self.latency_ms = round((time.perf_counter() - began) * 1_000, 2)
+            board.put(encode_report(report))
+            self.latency_ms = round((time.perf_counter() - began) * 1_000, 2)
             if viewed:
                 reports = [each for each in map(decode_report, board.read()) if each is not None]
                 found = Others(reports, together([each.activity for each in reports]) if reports else None)

@@ -45,7 +45,7 @@ def shop(run, any_server):
 
 def reported(server, clients):
     """Whether a process reports so many limited clients."""
-    texts = [server.admin.get(key) for key in server.admin.scan_iter("*~live*")]
+    texts = [server.admin.get(key) for key in server.admin.scan_iter("*~live*", _type="string")]
     return any(text and len(json.loads(text)["limited"]) == clients for text in texts)
 
 

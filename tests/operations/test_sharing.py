@@ -13,7 +13,7 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.operations.live import live_of
-from ratelimit_mw.operations.sharing import PLACES, Board
+from ratelimit_mw.operations.sharing import MOST, Board
 from ratelimit_mw.stores.shared.records import FileBoard
 from tests.support.apps import ROOT
 from tests.support.patience import at_most, eventually
@@ -78,7 +78,7 @@ def together(live, denials, processes=2):
 
 def reported(server):
     """The keys under which processes report."""
-    return list(server.admin.scan_iter("*~live*"))
+    return list(server.admin.scan_iter("*~live*", _type="string"))
 
 
 @pytest.fixture(params=["redis", "lmdb"])
@@ -109,7 +109,7 @@ def test_a_process_that_ends_is_not_shown_any_more(any_server):
     with live(any_server.url) as (limiter, _):
         limiter.check({"ip": "192.0.2.1"})
         assert len(eventually(lambda: reported(any_server))) == 1
-    eventually(lambda: not reported(any_server), within=7)  # before it would expire
+    eventually(lambda: not any_server.admin.keys("*~live*"), within=7)  # before it would expire
 
 
 def reports(folder):
@@ -162,8 +162,11 @@ def test_every_key_expires_and_has_the_tag_of_the_domain(any_server):
     with live(any_server.url) as (_, each):
         eventually(lambda: alone(each))
         (key,) = eventually(lambda: reported(any_server))
-        assert key.startswith("shop:~live:{shop}:")
+        names = "shop:~live:{shop}"
+        assert key.startswith(f"{names}:")
+        assert any_server.admin.smembers(names) == {key}
         assert 0 < any_server.admin.ttl(key) <= 8
+        assert 0 < any_server.admin.ttl(names) <= 8
 
 
 def test_fifty_viewers_cause_two_commands_a_second_and_never_a_search(any_server):
@@ -245,20 +248,9 @@ def test_a_look_at_a_server_that_freezes_waits_for_less_than_300_milliseconds(fr
 )
 def test_a_text_that_cannot_be_read_is_left_out(any_server, text):
     any_server.admin.set("shop:~live:{shop}:7", text)
+    any_server.admin.sadd("shop:~live:{shop}", "shop:~live:{shop}:7")
     with live(any_server.url) as (_, each):
         assert eventually(lambda: alone(each))["store"]["up"]
-
-
-def test_a_process_without_a_place_reads_the_others_and_says_so_once(any_server, caplog):
-    for place in range(PLACES):
-        any_server.admin.set(f"shop:~live:{{shop}}:{place}", "taken")
-    with live(any_server.url) as (limiter, each):
-        limiter.check({"ip": "192.0.2.1"})
-        assert eventually(lambda: alone(each))
-        eventually(lambda: caplog.messages)
-        any_server.admin.delete("shop:~live:{shop}:5")
-        eventually(lambda: any_server.admin.get("shop:~live:{shop}:5"))
-    assert caplog.messages == ["too many processes report to the live page; it does not show this one"]
 
 
 def test_a_server_that_refuses_the_reports_is_up_and_this_is_logged_once(any_server, caplog):
@@ -276,22 +268,33 @@ def test_a_server_that_refuses_the_reports_is_up_and_this_is_logged_once(any_ser
     assert len([message for message in caplog.messages if "refuses" in message]) == 1
 
 
-def test_a_place_that_another_process_has_taken_is_left(any_server):
+def test_a_board_has_the_texts_of_processes_that_still_write(any_server):
     one, other = Board(any_server.url, "shop"), Board(any_server.url, "shop")
-    assert one.put("first")
-    (key,) = reported(any_server)
-    any_server.flush()
-    any_server.admin.set(key, "second")
-    assert one.put("first")
-    assert not one.has_place
-    any_server.admin.set(key, "second")
-    assert one.put("first")
-    assert one.read() == [b"second"]
-    assert set(other.read()) == {b"first", b"second"}
+    assert other.read() == []
+    one.put("first")
+    assert (one.read(), other.read()) == ([], [b"first"])
+    (ended,) = reported(any_server)
+    one.put("second")
+    other.put("third")
+    assert (one.read(), other.read()) == ([b"third"], [b"second"])
+    any_server.admin.delete(ended)  # as if it had expired
+    assert other.read() == []
+    assert ended not in any_server.admin.smembers("shop:~live:{shop}")
+    one.put("again")
+    assert other.read() == [b"again"]
     one.withdraw()
-    assert other.read() == [b"second"]
+    assert other.read() == []
     one.close()
     other.close()
+
+
+def test_a_board_reads_the_texts_of_a_bounded_number_of_processes(any_server):
+    names = [f"shop:~live:{{shop}}:{place:03}" for place in range(MOST + 9)]
+    any_server.admin.mset(dict.fromkeys(names, "text"))
+    any_server.admin.sadd("shop:~live:{shop}", *names)
+    board = Board(any_server.url, "shop")
+    assert board.read() == [b"text"] * MOST
+    board.close()
 
 
 FORKED = """

@@ -93,18 +93,12 @@ class FileBoard:
         ValueError: the URL is malformed.
     """
 
-    has_place = True
-
     def __init__(self, url: str) -> None:
         self._location = Location.parse(url)
-        self.leave()
-
-    def leave(self) -> None:
-        """Write another file from now on. The child of a fork must call this."""
         self._own = secrets.token_hex(8)
         self._begun = False
 
-    def put(self, text: str) -> bool:
+    def put(self, text: str) -> None:
         """Write the text of this process. The first time, remove the files of processes that have ended."""
         if not self._begun:
             self._begun = True
@@ -113,7 +107,6 @@ class FileBoard:
         create(
             self._path(self._own), self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=True
         )
-        return True
 
     def read(self) -> list[bytes]:
         """Return the texts of the other processes. Files that this user may not read are left out."""
