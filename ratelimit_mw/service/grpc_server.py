@@ -77,13 +77,13 @@ class GrpcServer:
         await self._server.start()
         return self._address if self._address.path else self._address._replace(port=port)
 
-    async def tell_health(self, *, serving: bool) -> None:
+    def tell_health(self, *, serving: bool) -> None:
         """Answer health checks by this, and tell the clients that watch."""
-        await self._health.set(serving=serving)
+        self._health.set(serving=serving)
 
     async def stop(self, grace: float) -> None:
         """Take no more requests. Those under way have `grace` seconds to end."""
-        await self._health.close()
+        self._health.close()
         await self._server.stop(grace)
 
     async def _should_rate_limit(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -182,7 +182,8 @@ class _Health:
         self._status: int = health_pb2.HealthCheckResponse.NOT_SERVING
         self._closed = False
         self._watches = 0
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
+        """Set when the health changes, or at the end. The next change has an event of its own."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what answers the methods of `grpc.health.v1.Health`."""
@@ -191,18 +192,20 @@ class _Health:
         watch: Any = grpc.unary_stream_rpc_method_handler(self.watch, read, write)
         return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check, "Watch": watch})
 
-    async def set(self, *, serving: bool) -> None:
+    def set(self, *, serving: bool) -> None:
         """Say whether the service takes requests."""
         response = health_pb2.HealthCheckResponse
-        async with self._changed:
-            self._status = response.SERVING if serving else response.NOT_SERVING
-            self._changed.notify_all()
+        self._status = response.SERVING if serving else response.NOT_SERVING
+        self._wake()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End all watches."""
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def check(self, request: Any, context: Any) -> Any:
         """Answer with the health of now."""
@@ -215,20 +218,16 @@ class _Health:
         if self._watches >= _MAX_WATCHES:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watches")
         self._watches += 1
+        told = None
         try:
-            await self._watch(request.service, context)
+            while not self._closed:
+                changed, status = self._changed, self._of(request.service)
+                if status != told:
+                    told = status
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                await changed.wait()
         finally:
             self._watches -= 1
-
-    async def _watch(self, name: str, context: Any) -> None:
-        told = None
-        while not self._closed:
-            status = self._of(name)
-            if status != told:
-                told = status
-                await context.write(health_pb2.HealthCheckResponse(status=status))  # without the lock: it may wait
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._closed or self._of(name) != told)  # noqa: B023 - it is called at once
 
     def _of(self, name: str) -> int:
         return self._status if name in NAMES else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
