@@ -1,9 +1,5 @@
 """The last 15 minutes of a process, and several processes together."""
 
-import json
-from functools import reduce
-from operator import getitem
-
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
@@ -22,7 +18,7 @@ from ratelimit_mw.operations.activity import (
     encode_report,
     together,
 )
-from ratelimit_mw.operations.live import Outline, live_of, state_of
+from ratelimit_mw.operations.live import live_of
 from tests.support.patience import eventually
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
@@ -163,39 +159,11 @@ def test_a_text_has_all_of_a_report():
     assert decode_report(encode_report(report())) == report()
 
 
-def places(value, way=()):
-    """The way to each value in a value of JSON."""
-    if isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(each, (*way, key))
-    yield way
-
-
-WHOLE = json.loads(encode_report(report()))
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, id=".".join(map(str, way))) for way in places(WHOLE)])
-def test_a_report_with_a_wrong_value_is_left_out_or_can_be_shown(way):
-    for wrong in (None, True, "x", [], {}, ["x"], 1e999, float("nan"), 10**400, -1.5):
-        found = json.loads(encode_report(report()))
-        if way:
-            inside = reduce(getitem, way[:-1], found)
-            inside[way[-1]] = wrong
-        else:
-            found = wrong
-        decoded = decode_report(json.dumps(found))
-        if decoded is not None:
-            state = state_of(
-                together([report().activity, decoded.activity]),
-                Outline(RULES),
-                version=decoded.version,
-                switch=decoded.switch,
-                at=1_050.0,
-                store={"kind": "redis", "up": True, "latency_ms": decoded.latency_ms},
-                processes=len({decoded.process, report().process}),
-                shared=True,
-            )
-            assert json.loads(json.dumps(state, allow_nan=False)) == state
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 9_000, "\xff", '{"form": 1}', encode_report(report()).replace('"rates"', '"speeds"')]
+)
+def test_a_text_of_another_release_or_program_is_left_out(text):
+    assert decode_report(text) is None
 
 
 def test_many_rules_are_shown_from_a_state_that_the_thread_makes():
