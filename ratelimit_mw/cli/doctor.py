@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -40,7 +41,7 @@ _PATIENCE = 2.0
 _LARGEST_SKEW = 5.0
 """The most seconds by which the clocks of the store and of this machine may differ."""
 
-_START = "start the server, or correct the host and the port in the storage URL"
+_START = "start it, or correct the host and the port in the storage URL"
 _REMEDIES: Mapping[str, str] = {
     "OOM": "raise maxmemory on the server, or give the counters a server of their own",
     "READONLY": "name the primary in the storage URL, not a replica, or use redis+sentinel://",
@@ -142,22 +143,23 @@ def _server(setup: Setup) -> Iterator[Finding]:
     # The wrappers do not connect, and remember denials.
     store, domain = innermost(open_store(replace(setup.storage, timeout=_PATIENCE))), setup.rules.domain
     client, ask = CommandClient(setup.storage.url), Ask(f"{domain}:doctor", Quota("fixed_window", 1_000_000, SECOND))
-    try:
+    with closing(store), closing(client):
         store.connect(domain)
         took = sorted(_timed(lambda: store.decide([ask])) for _ in range(_DECISIONS))
         yield _round_trip(took, setup.storage)
         yield _clock(client, domain)
         yield from _information(client, domain)
-    except StoreUnavailable as error:
-        yield _away(error, _REMEDIES.get(str(error).split()[0], _START))
-    finally:
-        client.close()
-        store.close()
 
 
-def _away(error: StoreUnavailable, hint: str) -> Finding:
-    remedy = error.remedy if isinstance(error, PermanentFault) else hint
-    return Finding("wrong", f"the store can't be used, so storage.on_error decides: {error}", remedy)
+def _away(error: StoreUnavailable, url: str) -> Finding:
+    """Return the finding on a store, at this URL, that cannot be used."""
+    kind = kind_of(url)
+    hint = "repeat the command" if kind.records and not kind.server else _REMEDIES.get(str(error).split()[0], _START)
+    return Finding("wrong", f"the store can't be used, so storage.on_error decides: {error}", _remedy(error, hint))
+
+
+def _remedy(error: StoreUnavailable, hint: str) -> str:
+    return error.remedy if isinstance(error, PermanentFault) else hint
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -227,14 +229,9 @@ def _service(setup: Setup) -> Iterator[Finding]:
     """Check that the service answers, and knows the domain and the attributes."""
     if setup.rules.asking is None:
         return
-    store = open_store(replace(setup.storage, timeout=_PATIENCE, trial=setup.rules.asking))
-    try:
+    with closing(open_store(replace(setup.storage, timeout=_PATIENCE, trial=setup.rules.asking))) as store:
         store.connect(setup.rules.domain)
-        yield Finding("ok", "it answers, and knows the domain and the attributes")
-    except StoreUnavailable as error:
-        yield _away(error, "start the service, or correct the host and the port in the storage URL")
-    finally:
-        store.close()
+    yield Finding("ok", "it answers, and knows the domain and the attributes")
 
 
 def _file(setup: Setup) -> Iterator[Finding]:
@@ -243,14 +240,9 @@ def _file(setup: Setup) -> Iterator[Finding]:
         return
     from ratelimit_mw.stores.shared.file import Location
 
-    location, store = Location.parse(setup.storage.url), open_store(setup.storage)
-    try:
+    location = Location.parse(setup.storage.url)
+    with closing(open_store(setup.storage)) as store:
         store.connect(setup.rules.domain)
-    except StoreUnavailable as error:
-        yield _away(error, "repeat the command")
-        return
-    finally:
-        store.close()
     path = Path(location.path)
     taken = path.stat().st_blocks * 512 if path.exists() else 0
     free = shutil.disk_usage(path.parent).free
@@ -330,7 +322,7 @@ CHECKS: Mapping[str, Callable[[Setup], Iterator[Finding]]] = {
     "sessions": _sessions,
     "routes": _routes,
 }
-"""The checks by the names that the command shows. Each yields what it has found."""
+"""The checks by the names that the command shows. Each yields what it has found, or raises StoreUnavailable."""
 
 
 def doctor(
@@ -384,7 +376,7 @@ def _findings(config: str, storage: str | None, app: ReadApp | None, workers: in
             yield "rules", Finding("wrong", f"{place}: {problem.message}" if place else problem.message, remedy)
         return
     if away is not None and rules.source is not None:
-        yield "rules", _away(away, "start the server of the rules")
+        yield "rules", Finding("wrong", f"the rules can't be fetched: {away}", _remedy(away, "start their server"))
         return
     shadows = [part.domain for part in rules.parts if part.shadow]
     yield "rules", Finding("ok", f"{config}: {len(rules.rules)} rule{'s' * (len(rules.rules) != 1)}")
@@ -392,5 +384,7 @@ def _findings(config: str, storage: str | None, app: ReadApp | None, workers: in
         yield "rules", Finding("wrong", f"shadow: {', '.join(shadows)} is not enforced", "remove shadow: true")
     setup = Setup(rules, switch, replace(rules.storage, url=url), app, workers)
     for name, check in CHECKS.items():
-        for finding in check(setup):
-            yield name, finding
+        try:
+            yield from ((name, finding) for finding in check(setup))
+        except StoreUnavailable as error:
+            yield name, _away(error, url)
