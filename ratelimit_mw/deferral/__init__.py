@@ -29,7 +29,6 @@ from ratelimit_mw.deferral.queue import (
     of_asgi,
     of_wsgi,
     random_id,
-    unpacked,
 )
 from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.http.responses import App, ReadyResponse, Receive
@@ -164,11 +163,9 @@ class DeferralService:
         if self._load(rules) >= rules.defer.below:
             return later_page()
         try:
-            packed = self.queue(rules).arrive(*token)
+            return self.queue(rules).arrive(*token) or STALE
         except StoreUnavailable:
             return later_page()  # the ticket may be used up, but the app did not get the request
-        try:
-            return STALE if packed is None else unpacked(packed)
         except ValueError:  # the stored request is unreadable
             return STALE
 

@@ -35,7 +35,7 @@ class QueuedRequest(NamedTuple):
     """A queued request. `age` is the time in microseconds since it was queued, by the store's clock."""
 
     state: str
-    request: bytes
+    request: "StoredRequest"
     body: bytes
     attempts: int
     age: int
@@ -274,10 +274,13 @@ class Queue:
         found = self._client.ask(key, "HMGET", key, *_STATUS_FIELDS)
         return None if found[0] is None else _status(dict(zip(_STATUS_FIELDS, found, strict=True)))
 
-    def arrive(self, request: str, ticket: str) -> bytes | None:
-        """Return the stored request for a ticket, or None if the ticket is not valid. A ticket is valid once."""
-        found: bytes | None = self._do("arrive", request, ticket)
-        return found
+    def arrive(self, request: str, ticket: str) -> StoredRequest | None:
+        """Return the stored request for a ticket, or None if the ticket is not valid. A ticket is valid once.
+
+        Raises ValueError if the request is unreadable.
+        """
+        found = self._do("arrive", request, ticket)
+        return None if found is None else unpacked(found)
 
     def promote(self) -> float | None:
         """Advance the lanes whose waiting time has passed.
@@ -309,7 +312,8 @@ class Queue:
         now, state, content, body, attempts, since = self._do("load", request)
         if not content:
             return None
-        return QueuedRequest(state.decode(), content, body or b"", int(attempts or 0), int(now) - int(since or 0))
+        age = int(now) - int(since or 0)
+        return QueuedRequest(state.decode(), unpacked(content), body or b"", int(attempts or 0), age)
 
     def begin(self, entry: QueueEntry, ticket: str) -> int:
         """Begin an attempt and return its number, or 0 if another worker was faster."""

@@ -18,7 +18,6 @@ from ratelimit_mw.deferral.queue import (
     QueueEntry,
     StoredRequest,
     replay_header,
-    unpacked,
 )
 from ratelimit_mw.errors import Lost, NotSent, StoreUnavailable, Unsendable
 from ratelimit_mw.limiter import RateLimiter
@@ -32,8 +31,6 @@ _SOON = 1.0
 
 _MAX_WAIT = 300.0
 """The longest time between two attempts, in seconds. The time starts at one second and doubles with each failure."""
-
-_UNREADABLE = "the stored request can't be read"
 
 _RETRIED_STATUSES = frozenset({429, *range(500, 600)})
 
@@ -201,13 +198,11 @@ class Worker:
         try:
             job = await asyncio.to_thread(self._queue.load, entry.id)
         except ValueError:
-            await self._settle(entry, "parked", {"reason": _UNREADABLE})
+            await self._settle(entry, "parked", {"reason": "the stored request can't be read"})
             return
-        if job is None:
-            await asyncio.to_thread(self._queue.forget, entry)
-        elif job.state == "running":
+        if job is not None and job.state == "running":
             await self._settle(entry, "unknown", {"reason": "the worker stopped while the request was in progress"})
-        elif job.state == "queued":
+        elif job is not None and job.state == "queued":
             await self._try(entry, job)
         else:
             await asyncio.to_thread(self._queue.forget, entry)
@@ -217,11 +212,6 @@ class Worker:
         if left < 0:
             await self._settle(entry, "parked", {"reason": "the limit did not allow the request in time"})
             return
-        try:
-            stored = unpacked(job.request)
-        except ValueError:
-            await self._settle(entry, "parked", {"reason": _UNREADABLE})
-            return
         ticket = deferrals_of(self._limiter).tokens(self._rules).ticket(entry.id)
         attempt = 0
         try:
@@ -229,10 +219,10 @@ class Worker:
             if not attempt:  # another worker has taken it over
                 return
             more = {HEADER: replay_header(entry.id, ticket)}
-            if stored.header("idempotency-key") is None:
+            if job.request.header("idempotency-key") is None:
                 more["idempotency-key"] = entry.id
             async with asyncio.timeout(self._timeout):
-                answer = await self._target.send(stored, job.body, more, self._rules.defer.max_body)
+                answer = await self._target.send(job.request, job.body, more, self._rules.defer.max_body)
         except NotSent as error:
             logger.warning("worker: the app is away (%s)", error)
             await self._postpone(entry, _SOON, counted=False)

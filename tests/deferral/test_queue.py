@@ -3,11 +3,12 @@ from contextlib import closing
 import pytest
 
 from ratelimit_mw import ManualClock
-from ratelimit_mw.deferral.queue import Queue
+from ratelimit_mw.deferral.queue import Queue, StoredRequest
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.settings import DeferSettings
 
-FIELDS = {"request": b"{}", "body": b"\x00\xff", "rule": "reports"}
+REQUEST = StoredRequest("POST", "http", "/reports", (("host", "shop"),), "192.0.2.1", "/reports", {"ip": "192.0.2.1"})
+FIELDS = {"request": REQUEST.packed(), "body": b"\x00\xff", "rule": "reports"}
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_what_is_put_is_handed_out_once(make):
     assert (entry.id, entry.lane) == ("a", "ann")
     assert queue.next("w2", 0.05) is None
     job = queue.load("a")
-    assert (job.state, job.request, job.body, job.attempts) == ("queued", b"{}", b"\x00\xff", 0)
+    assert (job.state, job.request, job.body, job.attempts) == ("queued", REQUEST, b"\x00\xff", 0)
 
 
 def test_the_age_of_a_request_is_by_the_clock_of_the_store(make, server, clock):
@@ -151,7 +152,7 @@ def test_a_ticket_is_good_once_and_while_its_attempt_is_under_way(make):
     entry = queue.next("w", 0.05)
     queue.begin(entry, "t")
     assert queue.arrive("a", "forged") is None
-    assert queue.arrive("a", "t") == b"{}"
+    assert queue.arrive("a", "t") == REQUEST
     assert queue.arrive("a", "t") is None
     queue.postpone(entry, 0.0)
     queue.promote()
