@@ -56,10 +56,9 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     name = str(path)
     try:
         text = path.read_text(encoding="ascii")
-    except OSError as error:
-        raise ConfigurationError([Problem(f"the tokens cannot be read: {error.strerror}", name)]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError([Problem("the tokens cannot be read: the file is not ASCII text", name)]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "the file is not ASCII text"
+        raise ConfigurationError([Problem(f"the tokens cannot be read: {why}", name)]) from error
     tokens: list[Token] = []
     problems: list[Problem] = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,6 +1,7 @@
 """The admin app of the service: metrics, the rules in force, and the state of the process.
 
-In the text of the rules, the line of a descriptor is as envoyproxy/ratelimit writes it. A rule has its limits in words.
+In the text of the rules, the line of a descriptor is as envoyproxy/ratelimit writes it. A rule has its limits in words,
+as on the live page.
 
 The names and labels of `ratelimit_service_rate_limit_*` are those of envoyproxy/ratelimit, as its mapping for
 Prometheus makes them. No label has a value that a client chose, so the number of series is bounded by the rules file.
@@ -11,7 +12,6 @@ This module is internal: its names may change in any release.
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
@@ -31,12 +31,11 @@ from starlette.routing import Route
 from ratelimit_mw.decision.explanation import limit_in_words
 from ratelimit_mw.envoy.tree import DEFAULT, DescriptorLimit
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import Quota
+from ratelimit_mw.operations.live import Outline
 from ratelimit_mw.reload.watcher import State
-from ratelimit_mw.rules.compiled import CompiledRule
-from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.service.access import Right
 from ratelimit_mw.service.api import probes, refused_caller
+from ratelimit_mw.service.settings import Address
 from ratelimit_mw.service.state import Service
 from ratelimit_mw.telemetry.prometheus import export
 from ratelimit_mw.units import UNITS
@@ -87,10 +86,7 @@ _NOT_LOCAL = "the Host of a request must be localhost or a loopback address, or 
 def _is_local(host: str) -> bool:
     """True if a header `Host`, with or without a port, is `localhost` or a loopback address."""
     name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    try:
-        return name.lower() == "localhost" or ip_address(name).is_loopback
-    except ValueError:  # another name
-        return False
+    return Address(name.lower()).loopback
 
 
 def rules_text(limiter: RateLimiter) -> str:
@@ -100,40 +96,16 @@ def rules_text(limiter: RateLimiter) -> str:
     lines = [f"# version {state.version}, since {since}"]
     if state.error is not None:
         lines.append("# newer rules cannot be used; the reason is in the log")
+    shown = Outline(rules).rules
     for part in rules.parts:
-        lines += _lines(part)
+        if part.shadow:
+            lines.append(f"# the domain {part.domain} is in shadow: nothing is enforced")
+        for rule in part.compiled:
+            limits, shadow = shown[part.domain, rule.rule.name]
+            lines.append(f"{part.domain}.{rule.rule.name}: {' and '.join(limits) or 'no limit'}{'; shadow' * shadow}")
+        descriptors = part.descriptors.limits if part.descriptors is not None else ()
+        lines += [f"{part.domain}.{limit.rule.name}: {_of_descriptor(limit)}" for limit in descriptors]
     return "\n".join(lines) + "\n"
-
-
-def _lines(part: RuleSet) -> Iterator[str]:
-    if part.shadow:
-        yield f"# the domain {part.domain} is in shadow: nothing is enforced"
-    for rule in part.compiled:
-        yield f"{part.domain}.{rule.rule.name}: {_of_rule(rule)}"
-    for limit in part.descriptors.limits if part.descriptors is not None else ():
-        yield f"{part.domain}.{limit.rule.name}: {_of_descriptor(limit)}"
-
-
-def _of_rule(rule: CompiledRule) -> str:
-    words = [_of_limits(rule), f"by {', '.join(rule.by)}"]
-    if rule.match.templates:
-        words.append(f"path {', '.join(rule.match.templates)}")
-    if rule.match.methods:
-        words.append(f"methods {', '.join(rule.match.methods)}")
-    words += [word for word, is_set in (("on demand", rule.on_demand), ("shadow", rule.rule.shadow)) if is_set]
-    return "; ".join(words)
-
-
-def _of_limits(rule: CompiledRule) -> str:
-    if rule.read_limit is not None:
-        return "the limit of a function"
-    tiers = [f"{tier}: {_and(quota for _, quota in counters)}" for tier, counters in (rule.tiers or {}).items()]
-    own = _and(rule.limits)
-    return ", ".join([*tiers, f"others: {own}" if tiers else own])
-
-
-def _and(quotas: Iterator[Quota] | tuple[Quota, ...]) -> str:
-    return " and ".join([f"{limit_in_words(quota)} ({quota.algorithm})" for quota in quotas]) or "no limit"
 
 
 def _of_descriptor(limit: DescriptorLimit) -> str:
@@ -143,7 +115,7 @@ def _of_descriptor(limit: DescriptorLimit) -> str:
     flags = f"shadow_mode: {str(rule.shadow).lower()}, quota_mode: {str(bool(rule.quota_group)).lower()}"
     unit = _UNIT_NAMES.get(quota.period)
     if unit is None or quota.algorithm != DEFAULT:
-        return f"{_and((quota,))}, {flags}"
+        return f"{limit_in_words(quota)} ({quota.algorithm}), {flags}"
     return f"unit={unit} requests_per_unit={quota.limit}, {flags}"
 
 
