@@ -94,12 +94,10 @@ class _Samples:
 
 
 def _histogram(meter: Meter, measure: Measure) -> Histogram:
-    try:
-        return meter.create_histogram(
-            measure.instrument, measure.unit, measure.about, explicit_bucket_boundaries_advisory=list(measure.bounds)
-        )
-    except TypeError:  # an API before 1.30
-        return meter.create_histogram(measure.instrument, measure.unit, measure.about)
+    bounds = list(measure.bounds)
+    return meter.create_histogram(
+        measure.instrument, measure.unit, measure.about, explicit_bucket_boundaries_advisory=bounds
+    )
 
 
 def _describe(decision: Decision) -> None:
