@@ -388,8 +388,10 @@ class StreamingConnection(asyncio.Protocol, ABC):
         try:
             pipeline = ongoing.conversation.send(ongoing.replies)
         except StopIteration as last:
-            ongoing.done(last.value)
+            result = last.value
         except StoreUnavailable as error:
-            ongoing.done(error)
+            result = error
         else:
             self._send(pipeline, ongoing)
+            return
+        ongoing.done(result)  # not while an exception is handled, because tasks continue here and may raise their own

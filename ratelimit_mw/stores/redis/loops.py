@@ -38,7 +38,7 @@ class LoopBatcher:
 
     Requests of one iteration of the loop are sent together at its end, without a timer. If the last batch had a
     single request, the next request is sent at once. No task runs between a request and its reply: the connection's
-    reader resolves the futures that requests wait for, so the cancellation of one request does not affect others.
+    reader continues the tasks that wait for their replies, so the cancellation of one request does not affect others.
     The batcher holds no reference to the loop while it has no connection.
 
     Each request has its own deadline. If it passes while other requests are answered in time, this request fails
@@ -203,6 +203,7 @@ class LoopBatcher:
             return
         gone: StoreUnavailable | None = None
         in_time = False
+        answered: list[tuple[asyncio.Future[Reply], Reply]] = []
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 self._fail_job(job, result)
@@ -213,16 +214,38 @@ class LoopBatcher:
             else:
                 if job[4] and not all(map(_allowed, result[1])):
                     job[4](job[0][0], int(batch[0] * SECOND), result)
-                job[1].set_result(result)
-                in_time = True
+                answered.append((job[1], result))
         self._alone = len(jobs) == 1 and not self._waiting
-        if in_time:
+        if answered or in_time:
             self.answered_at = monotonic()
         if gone:
             self._fail(gone)
-            return
-        if self._waiting and not self._flushing:
-            self._flush_soon(asyncio.get_running_loop())
+        self._resume(answered)
+
+    def _resume(self, answered: "list[tuple[asyncio.Future[Reply], Reply]]") -> None:
+        """Continue the tasks that wait for these replies, and send together what they ask next.
+
+        The reader of a connection calls this, so no task is running. A plain future leaves its task to the next
+        iteration of the loop, which takes as long as a tenth of a decision.
+        """
+        loop = asyncio.get_running_loop()
+        self._deadline, self._flushing = loop.time() + self._timeout, not self._alone
+        for future, reply in answered:
+            callbacks: Any = future._callbacks  # noqa: SLF001  there is no public name
+            if not callbacks or len(callbacks) > 1:
+                if not future.done():
+                    future.set_result(reply)
+                continue
+            ((callback, context),) = callbacks
+            future.remove_done_callback(callback)
+            future.set_result(reply)
+            try:
+                context.run(callback, future)
+            except (KeyboardInterrupt, SystemExit) as error:  # they end the loop, after the other tasks had their turn
+                loop.call_soon(_raise, error, context=self._context)
+        self._flushing = False
+        if self._waiting:
+            self._flush()
 
     def _fail(self, error: StoreUnavailable) -> None:
         """Drop the connection and fail all requests. No later request may receive a late reply."""
@@ -342,6 +365,10 @@ class LoopBatcher:
 
     def _due(self, job: "_Job") -> float:
         return job[2] if self._connection else max(job[2], self._connected_by)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 _Job = tuple[StoreRequest, "asyncio.Future[Reply]", float, object, Denied | None]
