@@ -39,9 +39,7 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.stores.base import Step, Steps, adrive, drive
-
-_NO_STORE: Any = None  # no step asks a store by itself
+from ratelimit_mw.stores.base import NO_STORE, Step, Steps, adrive, drive
 
 
 class Visit(Request):
@@ -214,7 +212,7 @@ class RateLimitMiddleware:
             passed: HttpResponseBase | Awaitable[HttpResponseBase] = self.get_response(request)
             return passed
         steps = self._steps(request)
-        return adrive(_NO_STORE, steps) if self._awaits else drive(_NO_STORE, steps)
+        return adrive(NO_STORE, steps) if self._awaits else drive(NO_STORE, steps)
 
     def _steps(self, request: Any) -> Steps[HttpResponseBase]:
         """Serve one request. Yields the steps that block or are awaited."""

@@ -6,7 +6,7 @@ limit that is written directly above the function.
 """
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
@@ -26,7 +26,8 @@ from ratelimit_mw.http.app_functions import (
 )
 from ratelimit_mw.http.handle import BlockingHandle, Enforced, RequestHandle
 from ratelimit_mw.model import Decision
-from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit, Key
+from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit
+from ratelimit_mw.stores.base import NO_STORE, Step, Steps, adrive, drive
 
 RULES_OF_VIEW = "ratelimit_rules"
 """The attribute of a decorated view that has what its decorators ask for (`Placed`), the outermost first."""
@@ -88,22 +89,6 @@ class Refund(NamedTuple):
         """Do what `settle` does, awaitable."""
         if await self.when.aread(response):
             await Settlement.asettle(*self.handle.refund_of(self.verdict))
-
-
-class Question(NamedTuple):
-    """What is asked of the handle, after the functions of the app have answered.
-
-    Attributes:
-        rule: The rule or the limit. None: the limit does not apply.
-        cost: What the request is charged.
-        key: The key of the app.
-        limit: The text of the limit that a function has returned, "" if it returned none. None: that of the rule.
-    """
-
-    rule: str | InlineLimit | None
-    cost: int = 1
-    key: Key = UNSET
-    limit: str | None = None
 
 
 _PASSED = Enforced(Decision(True), None)
@@ -175,45 +160,39 @@ class LimitInCode(NamedTuple):
             RuntimeError: There is no handle, because the middleware is not around the app.
         """
         handle = handle_in(found, BlockingHandle, rule, self.advice)
-        questions = self._questions(rule, handle)
-        asked = next(questions)
-        while isinstance(asked, AppFunction):
-            asked = questions.send(asked.read(request, sync))
-        if asked.rule is None:
-            return _PASSED
-        enforced = handle.enforce(asked.rule, asked.cost, key=asked.key, limit=asked.limit)
-        return self._noted(enforced, handle, later)
+        return drive(NO_STORE, self._steps(rule, handle, request, later, sync))
 
     async def aenforce(
         self, rule: str | InlineLimit, found: object, request: object, later: Callable[[Refund], object]
     ) -> Enforced:
         """Do what `enforce` does, awaitable."""
         handle = handle_in(found, RequestHandle, rule, self.advice)
-        questions = self._questions(rule, handle)
-        asked = next(questions)
-        while isinstance(asked, AppFunction):
-            asked = questions.send(await asked.aread(request))
-        if asked.rule is None:
-            return _PASSED
-        enforced = await handle.aenforce(asked.rule, asked.cost, key=asked.key, limit=asked.limit)
-        return self._noted(enforced, handle, later)
+        return await adrive(NO_STORE, self._steps(rule, handle, request, later))
 
-    def _questions(
-        self, rule: str | InlineLimit, handle: RequestHandle
-    ) -> Generator[AppFunction | Question, Any, None]:
-        """Yield the functions that are to be called, and at last what is to be asked of the handle.
+    def _steps(
+        self,
+        rule: str | InlineLimit,
+        handle: Any,
+        request: object,
+        later: Callable[[Refund], object],
+        sync: Synchronous | None = None,
+    ) -> Steps[Enforced]:
+        """Ask the functions of the app, and then the handle."""
 
-        The caller sends the answer of each function, and stops at a `Question`.
-        """
+        def answer(function: AppFunction) -> Step:
+            return Step(partial(function.read, sync=sync), function.aread, request)
+
         if self.methods is not None and handle.method not in self.methods:
-            yield Question(None)
-        if self.exempt_when is not None and (yield self.exempt_when):
-            yield Question(None)
-        text = None if self.limit is None else (yield self.limit)
-        key = UNSET if self.key is None else (yield self.key)
-        yield Question(rule, (yield self.cost) if isinstance(self.cost, AppFunction) else self.cost, key, text)
-
-    def _noted(self, enforced: Enforced, handle: RequestHandle, later: Callable[[Refund], object]) -> Enforced:
+            return _PASSED
+        if self.exempt_when is not None and (yield answer(self.exempt_when)):
+            return _PASSED
+        text = None if self.limit is None else (yield answer(self.limit))
+        key = UNSET if self.key is None else (yield answer(self.key))
+        cost = (yield answer(self.cost)) if isinstance(self.cost, AppFunction) else self.cost
+        wanted = {"key": key, "limit": text}
+        enforced: Enforced = yield Step(
+            partial(handle.enforce, **wanted), partial(handle.aenforce, **wanted), rule, cost
+        )
         charged = handle.latest if enforced.denial is None else None
         if self.refund_when is not None and charged is not None:
             later(Refund(self.refund_when, handle, charged))

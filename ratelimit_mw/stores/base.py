@@ -236,6 +236,9 @@ Steps = Generator[StoreRequest | Wait, Any, T]
 It may also yield a `Wait`. What it returns is the result.
 """
 
+NO_STORE: Any = None
+"""The store of steps that yield no request."""
+
 Call = tuple[StoreRequest, Any]
 """The request for the store beneath, and a note for `answered`; with None, the reply is passed on as it is."""
 
