@@ -12,6 +12,7 @@ from ratelimit_mw.decision.waiting import Waiting, WaitingPlace
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.process_local import lazy
+from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.support.patience import WITHIN, eventually
 from tests.support.processes import in_child
@@ -212,7 +213,7 @@ def test_what_a_shadow_rule_would_have_denied_is_counted_once(engine):
 def test_a_shadow_rule_that_would_make_wait_is_asked_as_ever_when_no_thread_may(engine):
     shadow = {**QUEUE, "name": "shadow", "by": "ip", "limit": "100 per hour", "shadow": True}
     made = engine(shadow, limit="100 per second", max_waiting=0)
-    made.engine.decide(made.rules.attributes.request_from({"ip": BUSY}), rule="shadow")
+    made.engine.decide(made.rules.attributes.request_from({"ip": BUSY}), rule=NamedRule("shadow"))
     assert made.turn(BUSY).result(WITHIN).allowed
     assert made.engine.tally.shadow_denials == {}
 

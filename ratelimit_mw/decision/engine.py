@@ -94,7 +94,7 @@ class Engine:
         *,
         commit: bool = True,
         rules: Rules | None = None,
-        rule: str | NamedRule | None = None,
+        rule: NamedRule | None = None,
     ) -> Verdict:
         """Decide on a request and block until the store has answered.
 
@@ -119,7 +119,7 @@ class Engine:
         *,
         commit: bool = True,
         rules: Rules | None = None,
-        rule: str | NamedRule | None = None,
+        rule: NamedRule | None = None,
     ) -> Coroutine[Any, Any, Verdict]:
         """The awaitable twin of `decide`."""
         rules = rules or self.current()
@@ -128,7 +128,7 @@ class Engine:
         return self.aexecute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
 
     async def _resolved(
-        self, request: Request, cost: int, commit: bool, rules: Rules, rule: str | NamedRule | None
+        self, request: Request, cost: int, commit: bool, rules: Rules, rule: NamedRule | None
     ) -> Verdict:
         await rules.attributes.resolve(request)
         plan = self.planner.admit(rules, request, cost, rule, commit=commit)
@@ -292,7 +292,7 @@ class Engine:
         return verdict
 
     def decide_in_turn(
-        self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: str | NamedRule | None = None
+        self, request: Request, cost: int = 1, *, rules: Rules | None = None, rule: NamedRule | None = None
     ) -> Verdict:
         """Decide on a request and sleep until its turn has come. For servers with a thread for each request.
 

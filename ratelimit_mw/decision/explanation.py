@@ -46,66 +46,125 @@ class Criterion:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Whether one rule applies to the request, and why.
+class CounterState:
+    """The state of one counter before the request is charged.
 
     Attributes:
-        rule: the name of the rule.
+        key: the key of the counter in the store.
+        limit: the limit in words, such as "5 per minute".
+        algorithm: the name of the algorithm.
+        cost: what the request would take.
+        allowed: whether the counter has room for that cost.
+        remaining: what is left before the request.
+        reset_after: the seconds until the counter is as if unused.
+        retry_after: the seconds until the counter has room; 0 if it has room now, `inf` if it never will.
+        banned: whether a ban denies the request.
+    """
+
+    key: str
+    limit: str
+    algorithm: str
+    cost: int
+    allowed: bool
+    remaining: int
+    reset_after: float
+    retry_after: float
+    banned: bool = False
+
+    def __str__(self) -> str:
+        if self.banned:
+            return f"banned for {seconds(self.retry_after)}"
+        left = f"{self.remaining} left"
+        if not self.allowed:
+            left += f", {self.cost} needed" if self.cost > 1 else ""
+            left += f"; room in {seconds(self.retry_after)}" if self.retry_after < math.inf else "; never room"
+        return f"{left}; as if unused {f'in {seconds(self.reset_after)}' if self.reset_after else 'now'}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleExplanation:
+    """Whether one rule applies to the request, and the state of its counters.
+
+    Attributes:
+        name: the name of the rule. If there are several domains, the domain comes first ("shop: login").
         status: "applies"; "no match"; "replaced" (another rule replaces it); "no counter" (the attribute that it
             counts by is absent); "unlimited"; "exempt" (the request or its client is exempt).
         why: the reason in words; empty if the rule applies without restriction.
+        shadow: whether the rule is only counted, never enforced.
         criteria: the conditions of its `match`.
-        charges: the counters that it asks.
+        counters: the states of its counters; empty if the store did not answer.
+        keys: the keys of its counters in the store.
     """
 
-    rule: str
+    name: str
     status: str
-    why: str
+    why: str = ""
+    shadow: bool = False
     criteria: tuple[Criterion, ...] = ()
-    charges: tuple[Charge, ...] = ()
+    counters: tuple[CounterState, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether all counters of the rule have room for the request."""
+        return all(counter.allowed for counter in self.counters)
 
 
-def reasons(
-    rules: RuleSet, request: Request, charges: Sequence[Charge], named: CompiledRule | None = None
-) -> tuple[list[Reason], str]:
-    """The reason for each rule of one domain, and a note that concerns all of them.
-
-    The reasons are found with the same matching code as the plan.
+def _explained(
+    rules: RuleSet, request: Request, cost: int, named: NamedRule | None, outcomes: Mapping[str, Outcome]
+) -> tuple[list[RuleExplanation], str]:
+    """Explain each rule of one domain, with the same matching code as the plan.
 
     Args:
         rules: the rules of the domain.
         request: the request.
-        charges: what `rules` planned for the request.
-        named: the only rule, if it was asked for by name.
+        cost: multiplies the cost of each rule.
+        named: the only rule that is asked, if it is asked for by name.
+        outcomes: the outcomes of the counters by their keys. Empty if the store did not answer.
 
     Returns:
-        The reasons in the order of the rules, and the note, such as an exemption. The note may be empty.
+        The rules in their order, and a note that concerns all of them, such as an exemption. The note may be empty.
     """
+    charges = rules.plan(request, cost) if named is None else rules.plan_rule(named, request, cost) or ()
+    if charges is BLOCKED:
+        return [], "an override blocks this client, with 403"
     asked: dict[str, list[Charge]] = {}
     for charge in charges:
         asked.setdefault(charge.rule.name, []).append(charge)
     # Only descriptors apply to a list of entries.
     whole = named is not None or not isinstance(request, EntriesRequest)
     readings = [_Reading(rules, view, selection) for view, selection in rules.selections(request)] if whole else []
-    if named is not None:
-        found = [replace(readings[0].reason_asked(named), charges=tuple(charges))]
+    rule = None if named is None else rules.asked(named)
+    if rule is not None:
+        found = [_with_counters(readings[0].reason_asked(rule), charges, outcomes)]
         return found, _IN_SHADOW if rules.shadow else ""
     known = (*rules.compiled, *rules.inline.rules.values()) if whole else ()
-    found = [_reason_of_all(rule, readings, tuple(asked.pop(rule.rule.name, ()))) for rule in known]
+    reasons = [(_reason_of_all(each, readings), asked.pop(each.rule.name, ())) for each in known]
     # The remaining charges come from descriptors, which match entries instead of requests.
-    found += [Reason(name, "applies", "", (), tuple(own)) for name, own in asked.items()]
+    reasons += [(RuleExplanation(name, "applies"), own) for name, own in asked.items()]
+    found = [_with_counters(reason, own, outcomes) for reason, own in reasons]
     if whole and all(reading.free for reading in readings):
         return found, readings[0].free
     return found, _IN_SHADOW if rules.shadow else readings[0].apart if whole else ""
 
 
-def _reason_of_all(rule: CompiledRule, readings: Sequence["_Reading"], charges: tuple[Charge, ...]) -> Reason:
-    """The reason for a rule that asks `charges`, over all readings of the request."""
+def _with_counters(
+    reason: RuleExplanation, charges: Sequence[Charge], outcomes: Mapping[str, Outcome]
+) -> RuleExplanation:
+    """The reason for a rule with the counters that it asks, and their states where there are outcomes."""
+    keys = tuple(charge.ask.key for charge in charges)
+    shadow = any(charge.ask.shadow for charge in charges)
+    states = tuple(_state(charge, outcomes[charge.ask.key]) for charge in charges if charge.ask.key in outcomes)
+    return replace(reason, shadow=shadow, counters=states, keys=keys)
+
+
+def _reason_of_all(rule: CompiledRule, readings: Sequence["_Reading"]) -> RuleExplanation:
+    """The reason for a rule, over all readings of the request."""
     found = [reading.reason(rule) for reading in readings]
     # A rule applies if it applies in one reading. Otherwise a reading in which it matches explains more than others.
     wanted = [reason for reason in found if reason.status == "applies"]
     closer = [reason for reason in found if reason.status != "no match"]
-    return replace((wanted or closer or found)[0], charges=charges)
+    return (wanted or closer or found)[0]
 
 
 class _Reading:
@@ -135,8 +194,8 @@ class _Reading:
         view = self._announced
         return "" if view is None else f"a CORS preflight for {view.method}: it has counters of its own"
 
-    def reason(self, rule: CompiledRule) -> Reason:
-        """The reason for one rule, still without its charges."""
+    def reason(self, rule: CompiledRule) -> RuleExplanation:
+        """The reason for one rule, still without its counters."""
         request = self._request if self._announced is None or counts_options(rule) else self._announced
         candidate = self._rules.candidate(rule, self._request)
         address = self._rules.attributes.address
@@ -144,7 +203,7 @@ class _Reading:
         conditions = tried.conditions(address) if candidate is None else candidate[1].conditions
         criteria = _criteria(rule.match, candidate is not None, looked_up.conditions(address), conditions, request)
         status, why = self._status(rule, candidate, criteria, request)
-        return Reason(rule.rule.name, status, why, criteria)
+        return RuleExplanation(rule.rule.name, status, why, criteria=criteria)
 
     def _status(
         self, rule: CompiledRule, candidate: Candidate | None, criteria: Iterable[Criterion], request: Request
@@ -163,12 +222,12 @@ class _Reading:
             return "replaced", f"it matches, but '{other}' matches too and replaces it"
         return self._status_of_counters(rule, candidate, request)
 
-    def reason_asked(self, rule: CompiledRule) -> Reason:
-        """The reason for a rule that the app asks for by name, still without its charges."""
+    def reason_asked(self, rule: CompiledRule) -> RuleExplanation:
+        """The reason for a rule that the app asks for by name, still without its counters."""
         if self.free:
-            return Reason(rule.rule.name, "exempt", self.free)
+            return RuleExplanation(rule.rule.name, "exempt", self.free)
         candidate = self._rules.candidate_asked(rule, self._request)
-        return Reason(rule.rule.name, *self._status_of_counters(rule, candidate, self._request))
+        return RuleExplanation(rule.rule.name, *self._status_of_counters(rule, candidate, self._request))
 
     def _status_of_counters(self, rule: CompiledRule, candidate: Candidate, request: Request) -> tuple[str, str]:
         absent = self._absent(rule, candidate, request)
@@ -244,71 +303,6 @@ _IN_SHADOW = "the whole file is in shadow: it denies no request"
 
 
 @dataclass(frozen=True, slots=True)
-class CounterState:
-    """The state of one counter before the request is charged.
-
-    Attributes:
-        key: the key of the counter in the store.
-        limit: the limit in words, such as "5 per minute".
-        algorithm: the name of the algorithm.
-        cost: what the request would take.
-        allowed: whether the counter has room for that cost.
-        remaining: what is left before the request.
-        reset_after: the seconds until the counter is as if unused.
-        retry_after: the seconds until the counter has room; 0 if it has room now, `inf` if it never will.
-        banned: whether a ban denies the request.
-    """
-
-    key: str
-    limit: str
-    algorithm: str
-    cost: int
-    allowed: bool
-    remaining: int
-    reset_after: float
-    retry_after: float
-    banned: bool = False
-
-    def __str__(self) -> str:
-        if self.banned:
-            return f"banned for {seconds(self.retry_after)}"
-        left = f"{self.remaining} left"
-        if not self.allowed:
-            left += f", {self.cost} needed" if self.cost > 1 else ""
-            left += f"; room in {seconds(self.retry_after)}" if self.retry_after < math.inf else "; never room"
-        return f"{left}; as if unused {f'in {seconds(self.reset_after)}' if self.reset_after else 'now'}"
-
-
-@dataclass(frozen=True, slots=True)
-class RuleExplanation:
-    """Whether one rule applies to the request, and the state of its counters.
-
-    Attributes:
-        name: the name of the rule. If there are several domains, the domain comes first ("shop: login").
-        status: "applies"; "no match"; "replaced" (another rule replaces it); "no counter" (the attribute that it
-            counts by is absent); "unlimited"; "exempt" (the request or its client is exempt).
-        why: the reason in words; empty if the rule applies without restriction.
-        shadow: whether the rule is only counted, never enforced.
-        criteria: the conditions of its `match`.
-        counters: the states of its counters; empty if the store did not answer.
-        keys: the keys of its counters in the store.
-    """
-
-    name: str
-    status: str
-    why: str
-    shadow: bool
-    criteria: tuple[Criterion, ...]
-    counters: tuple[CounterState, ...]
-    keys: tuple[str, ...]
-
-    @property
-    def allowed(self) -> bool:
-        """Whether all counters of the rule have room for the request."""
-        return all(counter.allowed for counter in self.counters)
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """How a request would be decided now, and why. Nothing is charged. `str()` returns all of it as text.
 
@@ -368,69 +362,10 @@ class Explanation:
         return f"would pass{delay}; '{decision.rule}' has {decision.remaining} of {decision.limit} left"
 
 
-def explain(
-    parts: Sequence[RuleSet],
-    request: Request,
-    cost: int,
-    verdict: Verdict,
-    *,
-    note: str,
-    error: str,
-    named: str | NamedRule | None = None,
-    priority: str = "",
-    shed: Verdict | None = None,
-) -> Explanation:
-    """Make the explanation from the rules and the outcomes of the counters.
-
-    Args:
-        parts: the rules of each domain.
-        request: the request.
-        cost: multiplies the cost of each rule.
-        verdict: the verdict on the request, from a call that charged nothing.
-        note: a note that concerns all rules; may be empty.
-        error: the error of the store; empty if it answered.
-        named: the only rule that is asked, if it is asked for by name.
-        priority: the priority of the request in words; may be empty.
-        shed: the verdict that denies the request if it would be shed, otherwise None.
-    """
-    outcomes = {}
-    if error:
-        note = note or f"the store did not answer ({error}), so on_error decides"
-    else:
-        outcomes = dict(zip((charge.ask.key for charge in verdict.charges), verdict.outcomes, strict=True))
-    rules: list[RuleExplanation] = []
-    for part in parts:
-        domain = f"{part.domain}: " if len(parts) > 1 else ""
-        found, why = _reasons(part, request, cost, named)
-        note = note or (f"{domain}{why}" if why else "")
-        rules += [_explained(reason, domain, outcomes) for reason in found]
-    client = parts[0].attributes.address(request)
-    changes = [*(["the load falls"] if shed is not None else []), *_changes(verdict, rules)]
-    decision = (shed or verdict).decision
-    return Explanation(
-        decision, _spelled(request), client, note, error, tuple(rules), tuple(changes), priority=priority
-    )
-
-
-def _reasons(part: RuleSet, request: Request, cost: int, named: str | NamedRule | None) -> tuple[list[Reason], str]:
-    charges = part.plan(request, cost) if named is None else part.plan_rule(named, request, cost) or ()
-    if charges is BLOCKED:
-        return [], "an override blocks this client, with 403"
-    return reasons(part, request, charges, None if named is None else part.asked(named))
-
-
 def _spelled(request: Request) -> str:
     if isinstance(request, EntriesRequest):
         return ", ".join(f"{key}={value}" for key, value in request.entries)
     return f"{request.method} {request.path}".strip() or "a request"
-
-
-def _explained(reason: Reason, domain: str, outcomes: Mapping[str, Outcome]) -> RuleExplanation:
-    keys = tuple(charge.ask.key for charge in reason.charges)
-    shadow = any(charge.ask.shadow for charge in reason.charges)
-    asked = [charge for charge in reason.charges if charge.ask.key in outcomes]
-    states = tuple(_state(charge, outcomes[charge.ask.key]) for charge in asked)
-    return RuleExplanation(domain + reason.rule, reason.status, reason.why, shadow, reason.criteria, states, keys)
 
 
 def limit_in_words(quota: Quota) -> str:
@@ -493,30 +428,39 @@ def seconds(number: float) -> str:
 
 
 def explaining(
-    engine: Engine, rules: Rules, request: Request, cost: int, named: str | NamedRule | None
+    engine: Engine, rules: Rules, request: Request, cost: int, named: NamedRule | None
 ) -> Steps[Explanation]:
     """Make the explanation of a request in steps. The store is asked without a charge.
 
     With `named`, that rule alone is asked. Of several domains with a rule of this name, the first one has it.
     """
-    planner, error = engine.planner, ""
+    planner, outcomes, error = engine.planner, {}, ""
+    note = planner.switch.note if planner.switch.thrown else ""
     plan = planner.plan(rules, request, cost, named)
-    plain = named.name if isinstance(named, NamedRule) else named
     parts = rules.parts if named is None else [part for part in rules.parts if part.asked(named) is not None][:1]
+    parts = parts or rules.parts
     try:
         reply = (yield plan.asks, LOOK) if plan.asks else None
         verdict = Verdict(plan.charges, reply) if plan.asks else verdict_without_counters(plan)
+        outcomes = dict(zip((charge.ask.key for charge in verdict.charges), verdict.outcomes, strict=True))
     except StoreUnavailable as unavailable:
         error, verdict = str(unavailable), engine.without_store(plan.charges, commit=False)
-    standing = planner.shedder.standing(rules, request, plain, commit=False) if rules.shedding else None
-    return explain(
-        parts or rules.parts,
-        request,
-        cost,
-        verdict,
-        note=planner.switch.note if planner.switch.thrown else "",
-        error=error,
-        named=named,
+        note = note or f"the store did not answer ({error}), so on_error decides"
+    explained: list[RuleExplanation] = []
+    for part in parts:
+        domain = f"{part.domain}: " if len(parts) > 1 else ""
+        found, why = _explained(part, request, cost, named, outcomes)
+        note = note or (f"{domain}{why}" if why else "")
+        explained += [replace(rule, name=domain + rule.name) for rule in found]
+    standing = planner.shedder.standing(rules, request, named, commit=False) if rules.shedding else None
+    shed = standing and standing.denial
+    return Explanation(
+        (shed or verdict).decision,
+        _spelled(request),
+        parts[0].attributes.address(request),
+        note,
+        error,
+        tuple(explained),
+        (*(["the load falls"] if shed is not None else []), *_changes(verdict, explained)),
         priority=str(standing or ""),
-        shed=standing and standing.denial,
     )

@@ -14,7 +14,7 @@ from ratelimit_mw.decision.shedding import Shedder, WouldShed
 from ratelimit_mw.decision.verdict import ServiceVerdict, Verdict
 from ratelimit_mw.identity.http_request import RequestHead
 from ratelimit_mw.identity.request import Arguments, Request
-from ratelimit_mw.logs import logger
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import SECOND, Ask, Charge
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
@@ -33,7 +33,6 @@ def whole(cost: object) -> int:
     return min(int(cost), _MAX_COST)
 
 
-_MAX_LOGGED = 100  # rule names that are remembered as logged
 _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
 _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
 
@@ -133,7 +132,7 @@ class Planner:
         self._shedding = would_shed, shed
         self._meter: Meter | None = None
         self._shapes: dict[Hashable, Shape] = {}
-        self._logged: set[str] = set()
+        self._once = Once()
         self.names = UsedNames()
 
     @cached_property
@@ -141,7 +140,7 @@ class Planner:
         """Decides which requests are shed. Few apps have priorities."""
         return Shedder(self.meter, self.switch, *self._shedding)
 
-    def plan(self, rules: Rules, request: Request, cost: int = 1, name: str | NamedRule | None = None) -> Plan:
+    def plan(self, rules: Rules, request: Request, cost: int = 1, name: NamedRule | None = None) -> Plan:
         """The plan of `request` or, with `name`, of that rule alone, whether or not the request is shed.
 
         Raises ValueError unless `cost` is a whole number of at least 0.
@@ -197,7 +196,7 @@ class Planner:
         return plan
 
     def _planned(
-        self, rules: Rules, request: Request, cost: int, name: str | NamedRule | None, *, holding: bool = False
+        self, rules: Rules, request: Request, cost: int, name: NamedRule | None, *, holding: bool = False
     ) -> Plan:
         charges = rules.plan(request, cost) if name is None else self.by_name(name, rules, request, cost, holding)
         if self.switch.thrown:
@@ -238,14 +237,14 @@ class Planner:
         rules: Rules,
         request: Request,
         cost: int = 1,
-        name: str | NamedRule | None = None,
+        name: NamedRule | None = None,
         *,
         commit: bool = True,
     ) -> Plan:
         """The plan of a request, or a `Refusal` if it is shed. `commit` says whether the shedder counts the request."""
         if rules.shedding:
-            plain = name.name if isinstance(name, NamedRule) else name
-            if (shed := self.shedder.shed(rules, request, plain, commit=commit)) is not None:
+            shed = self.shedder.shed(rules, request, name, commit=commit)
+            if shed is not None:
                 return Refusal(shed)
         return self.plan(rules, request, cost, name)
 
@@ -254,7 +253,7 @@ class Planner:
         rules: Rules,
         given: Arguments,
         cost: int = 1,
-        name: str | NamedRule | None = None,
+        name: NamedRule | None = None,
         *,
         commit: bool = True,
     ) -> Plan:
@@ -273,11 +272,10 @@ class Planner:
             plan = self._kept(known, key, rules, self._request_of(rules, given), whole(cost), given=given)
         return plan
 
-    def plan_block(self, rules: Rules, given: Arguments, cost: int, name: str | NamedRule) -> Plan:
+    def plan_block(self, rules: Rules, given: Arguments, cost: int, name: NamedRule) -> Plan:
         """The plan of a block of code by the rule of this name. The block holds its concurrent places until its end."""
         request = self._request_of(rules, given)
-        plain = name.name if isinstance(name, NamedRule) else name
-        if rules.shedding and (shed := self.shedder.shed(rules, request, plain, commit=True)) is not None:
+        if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=True)) is not None:
             return Refusal(shed)
         return self._planned(rules, request, whole(cost), name, holding=True)
 
@@ -305,7 +303,7 @@ class Planner:
         return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
 
     def by_name(
-        self, asked: str | NamedRule, rules: Rules, request: Request, cost: int, holding: bool = False
+        self, asked: NamedRule, rules: Rules, request: Request, cost: int, holding: bool = False
     ) -> Sequence[Charge]:
         """The charges of one rule. Raises LookupError for an unknown name, and ValueError for an unusable limit.
 
@@ -314,32 +312,30 @@ class Planner:
         While the rules are still to be read from their database, a rule has no charges, and this is logged.
         """
         charges = rules.plan_rule(asked, request, cost)
-        name = asked if isinstance(asked, str) else asked.name
+        name = asked.name
         if charges is None:
             if rules.source is None:
                 raise LookupError(str(unknown_rule(name, rule_names(rules))))
-            self._log_once(
-                name,
+            self._once(
+                logger.error,
                 "the app asks for the rule %r, but the rules could not be read yet: the request is not limited "
                 "(logged once)",
+                name,
             )
             return ()
         if name not in self.names.inline and rules.asking is None:
             self.names.rules.add(name)
         ends = holding or request.context is not None
         if rules.settling and any(_settled_late(charge, ends) for charge in charges):
-            self._log_once(
-                name,
+            self._once(
+                logger.error,
                 "the app asks for the rule %r, which depends on the response, but a rule asked for by name is charged "
                 "at once. Give it a match, so that the middleware applies it. A concurrent rule does not apply to "
                 "check(): put the code into a block, with limiter.limited(…) (logged once)",
+                name,
+                about=name,
             )
         return charges
-
-    def _log_once(self, name: str, message: str) -> None:
-        if name not in self._logged and len(self._logged) < _MAX_LOGGED:
-            self._logged.add(name)
-            logger.error(message, name)
 
 
 def _cacheable(given: Mapping[str, object]) -> bool:

@@ -13,7 +13,7 @@ from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import SECOND, Charge, Priority
 from ratelimit_mw.process_local import lazy, lock
-from ratelimit_mw.rules.compiled import BLOCKED
+from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules
 
 
@@ -72,13 +72,13 @@ class Shedder:
         self._asked: Counter[Priority] = Counter()
         self._lines = LineLimit()
 
-    def shed(self, rules: Rules, request: Request, name: str | None, *, commit: bool) -> Verdict | None:
+    def shed(self, rules: Rules, request: Request, name: NamedRule | None, *, commit: bool) -> Verdict | None:
         """The verdict that denies the request if it is shed, otherwise None.
 
         Args:
             rules: the rules in force.
             request: the request.
-            name: take the priority of the rule of this name alone; None for all rules that apply.
+            name: take the priority of this rule alone; None for all rules that apply.
             commit: whether to count the request. False only looks.
         """
         if self._meter(rules).pressure() <= rules.load.shed.low[0]:  # below this, no priority is shed
@@ -90,7 +90,9 @@ class Shedder:
             self._count(standing)
         return standing.denial
 
-    def standing(self, rules: Rules, request: Request, name: str | None = None, *, commit: bool) -> Standing | None:
+    def standing(
+        self, rules: Rules, request: Request, name: NamedRule | None = None, *, commit: bool
+    ) -> Standing | None:
         """How a request stands. None if it is never shed, because it is exempt or no enforced rule applies to it."""
         if isinstance(request, EntriesRequest):
             return None

@@ -239,7 +239,7 @@ class RequestHandle:
             await asyncio.sleep(verdict.delay / SECOND)
         return enforced
 
-    async def _adecide(self, rule: str | NamedRule, cost: int) -> Verdict:
+    async def _adecide(self, rule: NamedRule, cost: int) -> Verdict:
         return await self._limiter.engine.adecide(await self._aread_again(), cost, rules=self._rules, rule=rule)
 
     def _read_again(self) -> Request:
@@ -252,7 +252,7 @@ class RequestHandle:
     async def _aread_again(self) -> Request:
         return self._read_again()
 
-    def _named(self, rule: str | InlineLimit, key: Key, limit: str | None) -> str | NamedRule:
+    def _named(self, rule: str | InlineLimit, key: Key, limit: str | None) -> NamedRule:
         """The rule that is asked for. It is made before the request is read again: it says what must be read."""
         name = self._limiter.engine.planner.names.name_of(self._rules, rule)
         if not isinstance(rule, str):

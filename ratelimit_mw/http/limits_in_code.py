@@ -175,9 +175,9 @@ class LimitInCode(NamedTuple):
         handle: Any,
         request: object,
         later: Callable[[Refund], object],
-        sync: Synchronous | None = None,
+        sync: Any = None,
     ) -> Steps[Enforced]:
-        """Ask the functions of the app, and then the handle."""
+        """Ask the functions of the app, and then the handle. Only steps that block need `sync`."""
 
         def answer(function: AppFunction) -> Step:
             return Step(partial(function.read, sync=sync), function.aread, request)

@@ -72,9 +72,9 @@ class AskingRules(RuleSet):
             return self._in_each(request, charges, lambda view, agreed: each(view, self.select(view, agreed)))
         return charges
 
-    def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+    def plan_rule(self, asked: NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """Return the charge that asks for one rule of the service. Raises ValueError if the app sets its limit."""
-        name, key, limit = (asked, None, None) if isinstance(asked, str) else asked
+        name, key, limit = asked
         if limit is not None:
             raise ValueError(f"the limit {limit!r} can't be used: the service decides by its own rules")
         named = {"rule": name} if key is None else {"rule": name, "key": key and self.attributes.digest(key)}

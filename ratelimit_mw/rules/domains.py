@@ -117,7 +117,7 @@ class Rules:
             charges += found
         return charges
 
-    def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+    def plan_rule(self, asked: NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """See `RuleSet.plan_rule`. If several domains have a rule of this name, the first one's is used."""
         every = (part.plan_rule(asked, request, cost) for part in self.parts)
         return next((found for found in every if found is not None), None)
@@ -126,10 +126,10 @@ class Rules:
         """See `RuleSet.route`."""
         return next((route for part in self.parts if (route := part.route(name, request)) is not None), None)
 
-    def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
+    def classify(self, request: Request, asked: NamedRule | None = None) -> Sequence[Charge] | None:
         """See `RuleSet.classify`. A request that one domain exempts is not shed because of another domain."""
-        if name is not None:
-            return next((said for part in self.parts if (said := part.classify(request, name)) is not None), None)
+        if asked is not None:
+            return next((said for part in self.parts if (said := part.classify(request, asked)) is not None), None)
         charges: list[Charge] = []
         for part in self.parts:
             found = part.classify(request)

@@ -106,12 +106,10 @@ def text_of_key(key: object) -> str:
     raise TypeError(f"key takes a string, a whole number or a UUID, not {type(key).__name__}")
 
 
-def named_rule(rule: str | None = None, key: Key = UNSET, limit: str | None = None) -> str | NamedRule:
+def named_rule(rule: str | None = None, key: Key = UNSET, limit: str | None = None) -> NamedRule:
     """Return what the app asks for, see `ByName`. Raises TypeError for a wrong type, or without the name of a rule."""
     if not isinstance(rule, str):
         raise TypeError(f"rule takes the name of a rule, which key and limit belong to, not {rule!r}")
-    if key is UNSET and limit is None:
-        return rule
     if not (limit is None or isinstance(limit, str)):
         raise TypeError(f"limit takes a string such as '5 per minute', not {limit!r}")
     return NamedRule(rule, None if key is UNSET else text_of_key(key), limit)

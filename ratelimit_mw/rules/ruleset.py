@@ -318,7 +318,7 @@ class RuleSet:
         view = announced(request) if request.method == "OPTIONS" else None
         return self._counted([candidate], request, view, cost, overrides)
 
-    def plan_rule(self, asked: str | NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
+    def plan_rule(self, asked: NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """Return the charges of the rule of that name, whether or not its `match` holds. None for an unknown name.
 
         The path parameters are those of the template that matches. Exemptions apply as usual. Raises ValueError if the
@@ -332,9 +332,9 @@ class RuleSet:
             return self._in_each(request, charges, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
         return charges
 
-    def asked(self, asked: str | NamedRule) -> CompiledRule | None:
+    def asked(self, asked: NamedRule) -> CompiledRule | None:
         """Return the rule that the app asks for, with the key and the limit of the app. None for an unknown name."""
-        name, key, limit = (asked, None, None) if isinstance(asked, str) else asked
+        name, key, limit = asked
         rule = self._named.get(name)
         if rule is not None and limit is not None:
             rule = self._with_limit(name, limit)
@@ -370,17 +370,17 @@ class RuleSet:
             return True
         return self._exempting and exemption(self._index.candidates(request), request) is not None
 
-    def classify(self, request: Request, name: str | None = None) -> Sequence[Charge] | None:
+    def classify(self, request: Request, asked: NamedRule | None = None) -> Sequence[Charge] | None:
         """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
 
-        With `name`, what the rule of that name says of it; None where there is no such rule.
+        With `asked`, what that rule says of it, by its own key. None where there is no such rule.
         """
         classifier = self.classifier
-        if name is None:
+        if asked is None:
             return classifier.plan(request) if classifier is not None else ()
-        if name not in self._named:
+        if asked.name not in self._named:
             return None
-        return (classifier.plan_rule(name, request) if classifier is not None else None) or ()
+        return (classifier.plan_rule(NamedRule(asked.name), request) if classifier is not None else None) or ()
 
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
         """Return the counters of a rule for an identity without a tier."""

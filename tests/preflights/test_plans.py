@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.identity.http_request import WsgiRequest
 from ratelimit_mw.model import SECOND, Quota
+from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.preflights import is_preflight_key, preflight_key
 from tests.rules.corpus import request, rules
 
@@ -213,7 +214,7 @@ def test_what_is_exempt(entry, expected):
 def test_a_rule_asked_for_by_its_name_counts_preflights_apart():
     rule_set = rules({"match": {"path": "/p", "methods": "GET"}}, {"match": {"methods": "OPTIONS"}})
     sent = request("/", "OPTIONS", ASKED)
-    (apart,), (plain,) = rule_set.plan_rule("r0", sent, 3), rule_set.plan_rule("r1", sent, 3)
+    (apart,), (plain,) = rule_set.plan_rule(NamedRule("r0"), sent, 3), rule_set.plan_rule(NamedRule("r1"), sent, 3)
     assert (apart.ask.key, apart.ask.cost) == ("d:r0:preflight-sw60:{ip=192.0.2.1}", 1)
     assert (plain.ask.key, plain.ask.cost) == ("d:r1:sw60:{ip=192.0.2.1}", 3)
 

@@ -6,6 +6,7 @@ from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.deferral.queue import of_asgi, unpacked
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.http_request import WsgiRequest
+from ratelimit_mw.rules.compiled import NamedRule
 from tests.identity.requests import asgi, environ, wsgi
 from tests.rules.corpus import rules
 
@@ -140,8 +141,8 @@ def test_too_many_values_are_counted_by_each_descriptor_of_their_key():
 
 def test_a_rule_that_is_asked_for_by_name_is_asked_in_each_reading():
     found = rules({**BY_USER, "on_demand": True}, client=USER)
-    assert len(found.plan_rule("own", asgi([("cookie", "sid=1; sid=2")]))) == 2
-    assert len(found.plan_rule("own", asgi([("cookie", "sid=1")]))) == 1
+    assert len(found.plan_rule(NamedRule("own"), asgi([("cookie", "sid=1; sid=2")]))) == 2
+    assert len(found.plan_rule(NamedRule("own"), asgi([("cookie", "sid=1")]))) == 1
 
 
 def test_the_highest_cost_is_charged():

@@ -10,6 +10,7 @@ import pytest
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.identity.http_request import AsgiRequest
+from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, exchange, http_scope, websocket_scope
 from tests.support.patience import aeventually, eventually
@@ -562,9 +563,9 @@ def test_a_rule_by_its_name_knows_its_template(engine):
     )
     rules = limiter.rules
     mail, bob = (rules.attributes.request_from({"path": f"/mail/{name}"}) for name in ("alice", "bob"))
-    assert [limiter.engine.decide(mail, rule="mail").decision.remaining for _ in range(2)] == [2, 1]
-    assert limiter.engine.decide(bob, rule="mail").decision.remaining == 2
-    assert limiter.engine.decide(mail, rule="route").decision.remaining == 2
+    assert [limiter.engine.decide(mail, rule=NamedRule("mail")).decision.remaining for _ in range(2)] == [2, 1]
+    assert limiter.engine.decide(bob, rule=NamedRule("mail")).decision.remaining == 2
+    assert limiter.engine.decide(mail, rule=NamedRule("route")).decision.remaining == 2
     assert rules.plan(mail) == ()
 
 
