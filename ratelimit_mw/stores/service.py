@@ -194,14 +194,8 @@ class _Blocking(BlockingConnection):
     """A connection to the service for threads."""
 
     def __init__(self, address: _Address) -> None:
-        super().__init__(_Responses())
+        super().__init__(_Responses(), address.packed, address.unavailable)
         self._address = address
-
-    def _packed(self, pipeline: Sequence[Command]) -> bytes:
-        return self._address.packed(pipeline)
-
-    def _unavailable(self, error: Exception) -> StoreUnavailable:
-        return self._address.unavailable(error)
 
     def connect(self) -> None:
         """See `BlockingConnection`."""
@@ -231,11 +225,8 @@ class _Streaming(StreamingConnection):
     """A connection to the service for the tasks of one event loop."""
 
     def __init__(self, address: _Address) -> None:
-        super().__init__(_Responses(), address.patience)
+        super().__init__(_Responses(), address.patience, address.packed)
         self._address = address
-
-    def _packed(self, pipeline: Sequence[Command]) -> bytes:
-        return self._address.packed(pipeline)
 
     async def connect(self) -> None:
         """See `StreamingConnection`."""

@@ -156,6 +156,10 @@ _READ_SIZE = 65_536
 """The most bytes to read at once."""
 
 
+Pack = Callable[[Sequence[Command]], bytes]
+"""Returns the bytes of a pipeline of commands."""
+
+
 class BlockingConnection(ABC):
     """A connection for threads, whatever is spoken on it. Only one thread may use it at a time.
 
@@ -163,11 +167,17 @@ class BlockingConnection(ABC):
 
     Args:
         replies: reads the replies of the server.
+        pack: see `Pack`.
+        failure: returns the StoreUnavailable for an exception of the socket.
     """
 
-    def __init__(self, replies: Reader) -> None:
+    def __init__(
+        self, replies: Reader, pack: Pack = packed, failure: Callable[[Exception], StoreUnavailable] = unavailable
+    ) -> None:
         self._socket: Any = None
         self._replies = replies
+        self._pack = pack
+        self._failure = failure
         self._used = 0.0
 
     @abstractmethod
@@ -177,14 +187,6 @@ class BlockingConnection(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the socket. A thread that waits for its reply fails at once."""
-
-    def _packed(self, pipeline: Sequence[Command]) -> bytes:
-        """The bytes of a pipeline of commands."""
-        return packed(pipeline)
-
-    def _unavailable(self, error: Exception) -> StoreUnavailable:
-        """The StoreUnavailable for an exception of the socket."""
-        return unavailable(error)
 
     def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
         """Carry out `conversation` with the server and return its result. `deadline` is by the monotonic clock.
@@ -217,7 +219,7 @@ class BlockingConnection(ABC):
         replies: list[object] = []
         try:
             sock.settimeout(max(deadline - time.monotonic(), GRACE))
-            sock.sendall(self._packed(pipeline))
+            sock.sendall(self._pack(pipeline))
             while len(replies) < len(pipeline):
                 left = deadline - GRACE - time.monotonic()
                 if left <= 0:
@@ -237,7 +239,7 @@ class BlockingConnection(ABC):
         except OSError as error:
             if _is_foreign(error):
                 raise
-            raise (NoAnswer(NO_ANSWER) if isinstance(error, TimeoutError) else self._unavailable(error)) from error
+            raise (NoAnswer(NO_ANSWER) if isinstance(error, TimeoutError) else self._failure(error)) from error
         except AttributeError:  # the socket is None: another thread closed the connection
             raise StoreUnavailable("the connection was closed") from None
         self._used = time.monotonic()
@@ -295,9 +297,11 @@ class StreamingConnection(asyncio.Protocol, ABC):
     Args:
         replies: reads the replies of the server.
         patience: seconds for each step of connecting.
+        pack: see `Pack`.
     """
 
-    def __init__(self, replies: Reader, patience: float) -> None:
+    def __init__(self, replies: Reader, patience: float, pack: Pack = packed) -> None:
+        self._pack = pack
         self._patience = patience
         self._transport: Any = None
         self._ended: StoreUnavailable | None = None
@@ -307,10 +311,6 @@ class StreamingConnection(asyncio.Protocol, ABC):
     @abstractmethod
     async def connect(self) -> None:
         """Connect, and do what must precede the first request."""
-
-    def _packed(self, pipeline: Sequence[Command]) -> bytes:
-        """The bytes of a pipeline of commands."""
-        return packed(pipeline)
 
     @property
     def usable(self) -> bool:
@@ -373,7 +373,7 @@ class StreamingConnection(asyncio.Protocol, ABC):
     def _send(self, pipeline: Sequence[Command], ongoing: _Ongoing) -> None:
         ongoing.asked, ongoing.replies = len(pipeline), []
         self._ongoing.append(ongoing)
-        self._transport.write(self._packed(pipeline))
+        self._transport.write(self._pack(pipeline))
 
     def _receive(self, reply: object) -> None:
         if not self._ongoing:
