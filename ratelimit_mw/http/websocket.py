@@ -8,13 +8,12 @@ from http import HTTPStatus
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ratelimit_mw.decision.engine import Engine, verdict_without_counters
+from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.verdict import Reason, Verdict
 from ratelimit_mw.http.responses import Message, Receive, Send
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.identity.identifier import CONNECTION
 from ratelimit_mw.model import NEVER, SECOND, Charge, Rule
-from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 
 CHECK_EVERY = 1.0
@@ -114,9 +113,8 @@ class Messages:
     If the rules close the socket, the client gets a close frame. The app gets what it gets when a client leaves: a
     disconnect from `receive`, and an OSError from `send`.
 
-    Counters by connection are in the memory of this process. Their charge is refunded if another counter denies the
-    message. Changed rules apply from the next message on. However, a socket that no rule limited when it opened is
-    never limited.
+    A message that is counted by its connection alone is decided in the memory of this process. Changed rules apply from
+    the next message on. However, a socket that no rule limited when it opened is never limited.
 
     Args:
         engine: decides on the messages.
@@ -194,29 +192,17 @@ class Messages:
             await limiting.attributes.resolve(self._request)
         plan = self._engine.planner.plan(limiting, self._request)
         charges = plan.charges
-        if charges is BLOCKED:
-            refused = verdict_without_counters(plan)
-            self._engine.report(refused, self._rules, self._request)
-            return _denied(refused, charges)
-        local = [charge for charge in charges if self._connection in charge.ask.key]
-        shared = [charge for charge in charges if self._connection not in charge.ask.key] if local else charges
-        verdict = own = self._engine.decide_locally(local) if local else None
-        if shared and (own is None or own.allowed):
-            plan = self._engine.planner.plan_of(shared, direct=False)
-            verdict = await self._engine.aexecute(plan, limiting)
-            if own is not None and not verdict.allowed:
-                settlement = self._engine.settlement
-                account = settlement.account(own)
-                settlement.settle(account, account.back(None))
-        if verdict is None:
+        if not charges:
             return _MessageDecision(passes=True)
-        for decided in (verdict,) if own is None or own is verdict else (own, verdict):
-            if not decided.simple:
-                self._engine.report(decided, self._rules, self._request)
+        if plan.asks and all(self._connection in ask.key for ask in plan.asks):
+            verdict = self._engine.decide_locally(charges)
+        else:
+            verdict = await self._engine.aexecute(plan, limiting)
+        if not verdict.simple:
+            self._engine.report(verdict, self._rules, self._request)
         if not verdict.allowed:
             return _denied(verdict, charges)
-        delay = max(verdict.delay, own.delay if own is not None else 0)
-        return _MessageDecision(passes=True, turn=asyncio.get_running_loop().time() + delay / SECOND)
+        return _MessageDecision(passes=True, turn=asyncio.get_running_loop().time() + verdict.delay / SECOND)
 
     def _fresh_request(self) -> AsgiRequest:
         """A copy of the request that opened the socket, without the attributes that were read from it.
