@@ -175,9 +175,9 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
     kinds.extend(own)
     if len(own) > 2:
         raise Invalid("more than two parameters in one segment")
-    if len(own) == 2 and {"int", "float"} & set(own) and (not texts[1] or texts[1][0].isdigit()):
-        # Otherwise frameworks would divide the digits in different ways.
-        raise Invalid("a number and another parameter need a text between them that does not begin with a digit")
+    if len(own) == 2 and (not texts[1] or not {*own} <= {"str", "path"}):
+        # Otherwise frameworks would divide the segment in different ways.
+        raise Invalid("two parameters in one segment have a text between them and no types", "such as {name}.{ending}")
     return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
 
 
@@ -270,16 +270,13 @@ def matcher(segment: Segment) -> Matcher:
         text = segment.texts[0]
         return lambda given: () if given == text else None
     if len(segment.kinds) == 2:
-        return _pair(segment)
+        return _pair(*segment.texts)
     (before, after), read = segment.texts, _reader(segment.kinds[0])
 
     def match(given: str) -> tuple[Value, ...] | None:
-        if before or after:
-            if len(given) < len(before) + len(after) or not (given.startswith(before) and given.endswith(after)):
-                return None
-            given = given[len(before) : len(given) - len(after)]
-        value = read(given)
-        return ((value, given),) if value else None
+        inner = _within(given, before, after) if before or after else given
+        value = read(inner)
+        return ((value, inner),) if value else None
 
     return match
 
@@ -292,45 +289,22 @@ def _reader(kind: str) -> Callable[[str], str | None]:
     return TYPES[kind].read if kind in TYPES else str
 
 
-_MOST_DIVISIONS, _MOST_DIVISIONS_OF_UUID = 8, 40
-"""The most places that are tried to divide a segment. The values of a type have no more that are plain."""
-
-
-def _pair(segment: Segment) -> Matcher:
-    """Match two parameters in one segment. The first value is as long as possible, and plain texts come first."""
-    before, between, after = segment.texts
-    kinds = segment.kinds
-    readers = tuple(map(_reader, kinds))
-    most = _MOST_DIVISIONS_OF_UUID if "uuid" in kinds else _MOST_DIVISIONS
-    plain = tuple(TYPES[kind].is_plain if kind in TYPES else bool for kind in kinds)
+def _pair(before: str, between: str, after: str) -> Matcher:
+    """Match two parameters without a type in one segment. The first value is as long as possible."""
 
     def match(given: str) -> tuple[Value, ...] | None:
-        if len(given) < len(before) + len(after) or not (given.startswith(before) and given.endswith(after)):
+        inner = _within(given, before, after)
+        place = inner.rfind(between, 1, len(inner) - 1)
+        if place < 0:
             return None
-        inner = given[len(before) : len(given) - len(after)]
-        places = _places(inner, between, most, from_start=kinds[0] in TYPES)
-        for tests in (plain, readers):
-            for place in places:
-                first, second = inner[:place], inner[place + len(between) :]
-                if tests[0](first) and tests[1](second):
-                    one, other = readers[0](first), readers[1](second)
-                    return None if one is None or other is None else ((one, first), (other, second))
-        return None
+        first, second = inner[:place], inner[place + len(between) :]
+        return (first, first), (second, second)
 
     return match
 
 
-def _places(text: str, between: str, most: int, *, from_start: bool) -> list[int]:
-    """Return the first or the last places at which `between` divides a text in two, from right to left."""
-    places: list[int] = []
-    if from_start:
-        place = text.find(between, 1)
-        while 0 < place < len(text) - len(between) and len(places) < most:
-            places.insert(0, place)
-            place = text.find(between, place + 1)
-    else:
-        place = text.rfind(between, 1, len(text) - 1)
-        while place > 0 and len(places) < most:
-            places.append(place)
-            place = text.rfind(between, 1, place + len(between) - 1)
-    return places
+def _within(given: str, before: str, after: str) -> str:
+    """Return what a text has between its beginning and its end, or "" if it has another beginning or end."""
+    if len(given) < len(before) + len(after) or not (given.startswith(before) and given.endswith(after)):
+        return ""
+    return given[len(before) : len(given) - len(after)]

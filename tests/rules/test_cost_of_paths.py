@@ -11,7 +11,7 @@ from tests.support.routers import environs, scopes
 from tests.support.steps import steps_of_a_decision
 
 TEMPLATES = [
-    *("/login", "/static/*", "/v{a}-{b}/x", "/f/{p:path}/e/{i:int}", "/{f:float}", "/{a}.{i:int}", "/{a:float}.{b}"),
+    *("/login", "/static/*", "/v{a}-{b}/x", "/f/{p:path}/e/{i:int}", "/{f:float}", "/{a}.{i}", "/{a}.{b}.x"),
     *("/{a}/{b}/{c}", "/u/{u:uuid}", "/i/{a:int}/{b:int}/{c:float}"),
 ]
 CONFIG = {

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.config.load import load_rules
-from ratelimit_mw.decision.explanation import reasons
 from ratelimit_mw.rules.compiled import BLOCKED
 from tests.identity.requests import asgi, wsgi
 from tests.test_combinations import FILE, FRAME, WORDS
@@ -117,23 +116,24 @@ RUNS = settings(deadline=None, derandomize=True, suppress_health_check=list(Heal
 @settings(RUNS, max_examples=30)
 @given(files(), st.sampled_from([asgi, wsgi]), st.lists(REQUESTS, min_size=4, max_size=8))
 def test_a_rule_is_said_to_apply_if_and_only_if_the_plan_charges_it(config, make, requests):
-    rules = load_rules(config, environ={})
-    for request in requests:
-        charges = rules.plan(made(make, **request))
-        if charges is BLOCKED:
-            continue
-        found, note = reasons(rules.parts[0], made(make, **request), charges)
-        context = (config, request, charges, found)
-        by_rule = {
-            rule.name: tuple(charge for charge in charges if charge.rule.name == rule.name) for rule in rules.rules
-        }
-        for reason in found:
-            assert reason.charges == by_rule.pop(reason.rule), context
-            assert (reason.status == "applies") == bool(reason.charges), context
-            unmet = [criterion for criterion in reason.criteria if not criterion.met]
-            assert not unmet or reason.status == "no match", context
-            assert reason.status != "exempt" or (reason.why == note and not charges), context
-        assert not any(by_rule.values()), context  # a descriptor that asks nothing is not listed
+    with RateLimiter(config, storage="memory://", clock=ManualClock(START)) as limiter:
+        for request in requests:
+            charges = limiter.rules.plan(made(make, **request))
+            if charges is BLOCKED:
+                continue
+            found = limiter.explain(made(make, **request))
+            context = (config, request, charges, found)
+            by_rule = {
+                rule.name: tuple(charge.ask.key for charge in charges if charge.rule.name == rule.name)
+                for rule in limiter.rules.rules
+            }
+            for rule in found.rules:
+                assert rule.keys == by_rule.pop(rule.name), context
+                assert (rule.status == "applies") == bool(rule.keys), context
+                unmet = [criterion for criterion in rule.criteria if not criterion.met]
+                assert not unmet or rule.status == "no match", context
+                assert rule.status != "exempt" or (rule.why == found.note and not charges), context
+            assert not any(by_rule.values()), context  # a descriptor that asks nothing is not listed
 
 
 @settings(RUNS, max_examples=15)

@@ -1,6 +1,6 @@
 """The matcher against Starlette's own: whatever its router would match, a rule matches."""
 
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.routing import compile_path
 
@@ -65,26 +65,17 @@ def test_finds_exactly_the_templates_that_starlette_matches_and_their_parameters
             assert owner not in found
 
 
-FILLED = {
-    "str": st.text("ab1.-é", min_size=1, max_size=5),
-    "int": st.text("019", min_size=1, max_size=4),
-    "float": st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3})?", fullmatch=True),
-    "uuid": st.sampled_from([UUID, UUID.upper()]),
-    "path": st.text("ab/1.-", max_size=6),
-}
+VALUES = st.text("ab1.-é", min_size=1, max_size=5)
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_two_parameters_are_divided_as_starlette_divides_them(data):
-    kinds = data.draw(st.lists(st.sampled_from(["str", "int", "float", "uuid"]), min_size=2, max_size=2))
-    before, between, after = (data.draw(st.text("ab.-1", max_size=2)) for _ in range(3))
-    text = f"/{before}{{x:{kinds[0]}}}{between}{{y:{kinds[1]}}}{after}"
-    path = f"/{before}{data.draw(FILLED[kinds[0]])}{between}{data.draw(FILLED[kinds[1]])}{after}"
-    try:
-        template = parse(text)
-    except Invalid:
-        assume(False)
+    before, after = (data.draw(st.text("ab.-1", max_size=2)) for _ in range(2))
+    between = data.draw(st.text("ab.-1", min_size=1, max_size=2))
+    text = f"/{before}{{x}}{between}{{y}}{after}"
+    path = f"/{before}{data.draw(VALUES)}{between}{data.draw(VALUES)}{after}"
+    template = parse(text)
     for tried in (path, path + data.draw(st.text("ab1.-", max_size=2))):
         match = compile_path(text)[0].fullmatch(tried)
         names = parts_of(template).names
