@@ -437,8 +437,9 @@ def explaining(
     planner, outcomes, error = engine.planner, {}, ""
     note = planner.switch.note if planner.switch.thrown else ""
     plan = planner.plan(rules, request, cost, named)
-    parts = rules.parts if named is None else [part for part in rules.parts if part.asked(named) is not None][:1]
-    parts = parts or rules.parts
+    parts: Sequence[RuleSet] = rules.parts
+    if named is not None:
+        parts = [part for part in parts if part.asked(named) is not None][:1] or parts
     try:
         reply = (yield plan.asks, LOOK) if plan.asks else None
         verdict = Verdict(plan.charges, reply) if plan.asks else verdict_without_counters(plan)
@@ -457,7 +458,7 @@ def explaining(
     return Explanation(
         (shed or verdict).decision,
         _spelled(request),
-        parts[0].attributes.address(request),
+        rules.attributes.address(request),
         note,
         error,
         tuple(explained),
