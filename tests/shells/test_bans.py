@@ -307,7 +307,7 @@ def test_a_request_without_a_thread_to_wait_does_not_count_towards_a_ban(engine)
 
 def test_with_its_store_away_a_process_bans_by_itself(fresh_server):
     rules = [{**RULE, "on_error": "local"}]
-    config = {"domain": "d", "rules": rules, "storage": {"timeout": "200ms"}}
+    config = {"domain": "d", "rules": rules, "storage": {"timeout": "5s"}}
     with RateLimiter(config, storage=fresh_server.url) as limiter:
         assert limiter.check({"ip": IP}).allowed
         fresh_server.kill()

@@ -24,9 +24,10 @@ from ratelimit_mw.model import SECOND, Ask
 from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.store import RedisStore
+from ratelimit_mw.stores.redis.threads import ThreadBatcher
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
-from tests.support.patience import aeventually, at_most, eventually
+from tests.support.patience import WITHIN, aeventually, at_most, eventually
 from tests.support.processes import end, in_child, spawn
 from tests.support.proxy import Proxy
 
@@ -402,14 +403,19 @@ def test_the_context_of_a_request_does_not_live_on(any_server):
     asyncio.run(main())
 
 
-def test_threads_that_connect_at_once_all_return_when_the_connection_is_made(any_server):
-    with Proxy(any_server.port) as proxy, ThreadPoolExecutor(8) as pool:
-        proxy.delay(0.05)  # so that all wait for the same attempt
-        store = RedisStore(proxy.url, timeout=100)
-        with at_most(50):
-            list(pool.map(lambda _: store.connect("d"), range(8)))
-        assert proxy.connections == 1 + 8  # a decision at start has a connection of its own
-        store.close()
+def test_threads_that_wait_for_one_connection_all_return_when_it_is_made():
+    made = threading.Event()
+
+    def connect():
+        made.wait(WITHIN)
+        raise StoreUnavailable("there is no server")
+
+    batcher = ThreadBatcher(connect, lambda _: None, 100)
+    with ThreadPoolExecutor(8) as pool, at_most(50):
+        waiting = [pool.submit(batcher.connect) for _ in range(8)]
+        time.sleep(0.2)  # until all wait for the same attempt
+        made.set()
+        assert [each.result() for each in waiting] == [None] * 8
 
 
 def test_closed_it_has_no_connection(fresh_server):

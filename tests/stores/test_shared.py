@@ -276,7 +276,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
                 await decision
             return ticks
 
-        assert asyncio.run(run()) > 100
+        assert asyncio.run(run()) > 3  # a loop that is held up has one or two
         store.close()
 
     def test_in_another_thread_leaves_the_event_loop_running_too(self, url):
