@@ -1,5 +1,6 @@
 """Plans of what `check` is given: remembered where nothing else bears on them, and as right as those made anew."""
 
+import tracemalloc
 from enum import Enum
 
 import pytest
@@ -246,7 +247,7 @@ def test_a_header_that_the_rules_read_makes_another_request(engine, client, matc
         assert asked(limiter, **{header: one}).asks != asked(limiter, **{header: two}).asks
     assert asked(limiter, **{header: one}) is asked(limiter, **{header: one})
     assert asked(limiter, **{header: one}, accept="*/*") is asked(limiter, **{header: one})
-    assert asked(limiter, **{header: one * 300}) is not asked(limiter, **{header: one * 300})
+    assert asked(limiter, **{header: one * 1500}) is not asked(limiter, **{header: one * 1500})
 
 
 def test_without_a_host_line_the_name_of_the_server_makes_another_request(engine):
@@ -323,6 +324,46 @@ def test_the_head_of_a_request_has_each_spelling_and_each_line_that_rules_read(e
             made = limiter.rules.plan(AsgiRequest({**scope_of(), "headers": pairs}))
             assert by_head(limiter, {**scope_of(), "headers": pairs}).charges == made, lines
     assert len(limiter.rules.plans) > len(USERS) / 2
+
+
+@pytest.mark.parametrize(("length", "remembered"), [(1500, True), (3900, True), (4090, False), (4097, False)])
+def test_the_plan_of_a_token_is_remembered_unless_its_line_is_very_long(engine, length, remembered):
+    limiter = engine({**ALL, "by": ["ip", "user"]}, client={"user": "header:X-User"})
+    plans = limiter.rules.plans
+    texts = ["a".ljust(length, "."), "b".ljust(length, "."), "a" * (length - 1) + ".", "a"]
+    for _ in range(3):
+        for text in texts:
+            made = by_head(limiter, scope_of(x_user=text))
+            assert made.charges == limiter.rules.plan(AsgiRequest(scope_of(x_user=text)))
+            assert made.charges == asked(limiter, x_user=text).charges
+        assert len(by_head(limiter, scope_of()).asks) == 1
+    assert (len(plans) > 4) is remembered
+
+
+@pytest.mark.parametrize(("lines", "remembered"), [(126, True), (129, False)])
+def test_no_plan_is_remembered_of_a_request_with_very_many_lines(engine, lines, remembered):
+    limiter = engine({**ALL, "by": ["ip", "user"]}, client={"user": "header:X-User"})
+    others = [(b"x-other", b"a")] * lines
+    for _ in range(3):
+        for own in ([], [(b"x-user", b"a")], [(b"x-user", b"b")], [(b"x_user", b"a"), (b"x-user", b"b")]):
+            made = by_head(limiter, {**scope_of(), "headers": [*others, *own]})
+            assert made.charges == limiter.rules.plan(AsgiRequest({**scope_of(), "headers": own}))
+    assert len(limiter.rules.plans) == (4 if remembered else 0)
+
+
+@pytest.mark.parametrize(("length", "lines"), [(4000, 1), (25, 40), (0, 500)])
+def test_a_plan_with_long_fields_has_bounded_memory(engine, length, lines):
+    limiter = engine({**ALL, "by": "ip", "match": {"header:X-Plan": "gold"}})
+    tracemalloc.start()
+    for n in range(100):
+        for _ in range(2):
+            text = b"x-plan: %b\n" % b"a".ljust(length) * lines
+            pairs = [tuple(line.split(b": ")) for line in text.splitlines()]
+            by_head(limiter, {**scope_of(client=f"192.0.2.{n}"), "headers": pairs})
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(limiter.rules.plans) in {0, 100}
+    assert taken < 100 * 8 << 10
 
 
 @pytest.mark.parametrize("word", ["off", "shadow"])

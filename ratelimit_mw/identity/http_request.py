@@ -29,6 +29,15 @@ Apps may change the path and the prefix in the scope or the environ, so both are
 """
 
 
+MOST_BYTES = 4096
+"""The most memory of the fields of one remembered plan. Most JSON Web Tokens have 600 to 1 500 characters."""
+
+_MOST_LINES = 128  # a browser sends about twenty
+
+UNREAD: Sequence[Any] = (object(),)
+"""In place of the fields of a request with too many header lines to look at each. No fields are equal to it."""
+
+
 class ReadFields:
     """The header fields that rules read, as they stand in a request. All that rules read of its headers is in them.
 
@@ -44,10 +53,16 @@ class ReadFields:
         self._server = "host" in self.names  # without a Host header, the host is the name of the server
 
     def of_scope(self, scope: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the name and the value of each line that rules may read, by any spelling of its name, in order."""
+        """Return the name and the value of each line that rules may read, by any spelling of its name, in order.
+
+        Return `UNREAD` if the request has too many lines.
+        """
+        headers = scope.get("headers") or ()
+        if len(headers) > _MOST_LINES:
+            return UNREAD
         lengths, folded = self._lengths, self._folded
         found: list[Any] = []
-        for name, value in scope.get("headers") or ():
+        for name, value in headers:
             if len(name) in lengths and name.translate(_FOLD) in folded:
                 found += name, value
         if self._server:

@@ -8,12 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from sys import getsizeof
 from typing import Any
 
 from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
-from ratelimit_mw.identity.http_request import ReadFields
+from ratelimit_mw.identity.http_request import MOST_BYTES, UNREAD, ReadFields
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, Parameters
 from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Request
@@ -246,8 +247,8 @@ def _by_value(read: Reader, table: Mapping[str | None, Sequence[Candidate]]) -> 
     return lookup
 
 
-_MOST = 4096  # about 3 MB
-_LONG = 512  # characters: longer texts are remembered nowhere
+_MOST = 4096  # about 3 MB, and at most 20 MB if clients fill the fields of all
+_LONG = 512  # characters: longer paths are remembered nowhere
 
 
 class Plans:
@@ -299,7 +300,8 @@ class Plans:
         return (
             request.method != "OPTIONS"
             and len(request.method) + longest <= _LONG
-            and sum(map(len, filter(None, fields))) <= _LONG
+            and fields is not UNREAD
+            and sum(map(getsizeof, fields)) <= MOST_BYTES
         )
 
     def put(self, key: Hashable, plan: object) -> None:
