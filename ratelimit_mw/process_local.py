@@ -140,7 +140,7 @@ class Forked(Protocol):
 
 def reset_after_fork(each: Forked) -> None:
     """Call the methods of `each` at every fork, as long as `each` exists."""
-    _forked.add(each)
+    _forked[id(each)] = each
 
 
 def abandon(*inherited: object) -> None:
@@ -148,14 +148,15 @@ def abandon(*inherited: object) -> None:
     _abandoned.append(inherited)
 
 
-_forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+_forked: weakref.WeakValueDictionary[int, Forked] = weakref.WeakValueDictionary()
 _lazy: weakref.WeakSet[Any] = weakref.WeakSet()  # the objects with attributes that `lazy` has created
 _abandoned: list[object] = []
 
 
 def _call_all(method: str) -> None:
-    for each in tuple(_forked):
-        getattr(each, method, lambda: None)()
+    # The references are listed in one step. To iterate over them fails if another thread registers an object.
+    for reference in _forked.valuerefs():
+        getattr(reference(), method, lambda: None)()
 
 
 def _reset_all() -> None:
@@ -165,8 +166,7 @@ def _reset_all() -> None:
                 if isinstance(value, lazy):
                     vars(each).pop(name, None)
     _lazy.clear()
-    for each in tuple(_forked):  # one that is reset may make others, as a store makes its breaker
-        each.after_fork()
+    _call_all("after_fork")  # an object that is reset may make others, as a store makes its breaker
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork

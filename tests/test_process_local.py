@@ -202,3 +202,31 @@ class Making:
 def test_all_objects_are_reset_in_a_child_even_if_some_make_others():
     makers = [Making() for _ in range(50)]
     assert in_child(lambda: [each.resets for each in makers]) == [1] * 50
+
+
+class Parent:
+    """Is told of a fork. From its beginning on, an object is made between any two lines, as by another thread."""
+
+    def __init__(self):
+        self.told = []
+        self.made = []
+        reset_after_fork(self)
+
+    def before_fork(self):
+        sys.settrace(self.make_another)  # until `in_child` has forked
+
+    def make_another(self, *_):
+        self.made.append(Making())
+        return self.make_another
+
+    def after_fork_in_parent(self):
+        self.told.append("parent")
+
+    def after_fork(self):
+        self.told.append("child")
+
+
+def test_objects_that_other_threads_make_during_a_fork_disturb_none():
+    parent = Parent()
+    assert in_child(lambda: parent.told) == ["child"]
+    assert parent.told == ["parent"]

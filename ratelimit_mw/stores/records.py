@@ -3,11 +3,11 @@
 Requests do not use records, so each call may take a second.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from ratelimit_mw.errors import VersionConflict
+from ratelimit_mw.process_local import lazy, lock
 
 
 class Records(ABC):
@@ -59,10 +59,11 @@ def write_to(texts: Texts, key: str, put: Mapping[str, str], drop: Collection[st
 class MemoryRecords(Records):
     """Records in the memory of this process."""
 
+    _lock = lazy(lock)
+
     def __init__(self) -> None:
         self.name = "this process's memory"
         self._texts: Texts = {}
-        self._lock = threading.Lock()
 
     def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
         """See `Records`."""

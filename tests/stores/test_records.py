@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Mapping
 
 import pytest
 
@@ -94,6 +95,21 @@ def test_a_fork_s_child_has_connections_of_its_own(any_server):
     in_child(lambda: records.write("k", {"b": "2"}))
     assert records.read("k") == (2, {"a": "1", "b": "2"})
     records.close()
+
+
+def test_a_fork_while_a_thread_writes_hangs_no_child():
+    class Forking(Mapping):
+        """Forks while it is written."""
+
+        def __iter__(self):
+            versions.append(in_child(lambda: records.write("k", {"b": "2"})))
+            return iter(())
+
+        __getitem__ = __len__ = None
+
+    records, versions = open_records("memory://"), []
+    records.write("k", Forking())
+    assert versions == [1]
 
 
 @pytest.mark.parametrize("url", ["redis+cluster://", "redis+sentinel://h:1", "redis://h:x/0"])
