@@ -97,6 +97,31 @@ def test_workers_in_the_configuration_file_of_gunicorn_are_noticed(tmp_path, wor
     assert said in done.stderr
 
 
+ORPHAN = """
+import multiprocessing, os, time
+from ratelimit_mw.process_local import server_of_worker
+
+def ask(server):
+    found = server_of_worker()
+    os.kill(server, 9)
+    while os.getppid() == server:
+        time.sleep(0.01)
+    print(found is not None, server_of_worker(), flush=True)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=ask, args=(os.getpid(),)).start()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/ns/pid"), reason="no /proc here")  # noqa: PTH110
+def test_a_worker_whose_server_has_died_belongs_to_none(tmp_path):
+    (tmp_path / "orphan.py").write_text(ORPHAN)
+    command = [sys.executable, str(tmp_path / "orphan.py")]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=100)
+    assert ran.stdout == "True None\n"
+
+
 class Work:
     """Work that has so much to do, and may be started again while it ends."""
 

@@ -1,8 +1,19 @@
 """The forms of a path: with and without prefixes, with bytes that are not UTF-8, and the spellings of each."""
 
+from itertools import islice
+
 import pytest
 
-from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, cleaned, forms_of, routing_of, spellings
+from ratelimit_mw.identity.path_forms import (
+    PLAIN,
+    Forms,
+    Routing,
+    apps_inside,
+    cleaned,
+    forms_of,
+    routing_of,
+    spellings,
+)
 from tests.identity.requests import asgi, wsgi
 from tests.support.routers import ASGI
 
@@ -94,3 +105,10 @@ def test_the_prefix_of_an_app_is_found_inside_other_middlewares():
     }
     made["fastapi"].root_path = "/api"
     assert routing_of(Wrapper(Wrapper(made["fastapi"]))) == Routing("/api")
+
+
+def test_each_app_inside_is_found_once_even_if_they_hold_each_other_and_a_class_is_none():
+    inner = Wrapper(Wrapper)
+    outer = Wrapper(inner)
+    inner.wsgi_app = outer
+    assert list(islice(apps_inside(outer), 9)) == [outer, inner]
