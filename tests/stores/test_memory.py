@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -219,6 +220,49 @@ def test_a_request_looks_at_a_handful_of_counters_even_where_all_are_used_up(clo
         store.decide(one(f"d:r:{{new {number}}}", 1))
         worst = max(worst, looked[0] - before)
     assert 0 < worst <= 40
+
+
+def asking(store, *keys):
+    """Two requests that ask counters of these keys in one step, each for itself, as the remembered plans of two paths.
+
+    Each call returns what remains of each counter.
+    """
+    asks = [ask for key in keys for ask in one(key, limit=9)]
+    take, place = store.decider(asks)
+    return [partial(lambda place: [row[1] for row in take(place)[1]], place(asks)) for _ in range(2)]
+
+
+SHARED = [pytest.param(["d:r:{a}"], id="one counter"), pytest.param(["d:r:{a}", "d:s:{a}"], id="several counters")]
+
+
+@pytest.mark.parametrize("keys", SHARED)
+def test_requests_that_share_counters_see_each_others_charges_however_often_each_comes(clock, keys):
+    store = MemoryStore(clock=clock)
+    first, second = asking(store, *keys)
+    remaining = [ask() for ask in (first, second, second, first, first, second, first)]
+    assert remaining == [[left] * len(keys) for left in (8, 7, 6, 5, 4, 3, 2)]
+    asks = [ask for key in keys for ask in one(key, limit=9)]
+    assert [outcome.remaining for outcome in store.decide(asks).outcomes] == [1] * len(keys)
+    assert first() == [0] * len(keys)
+
+
+@pytest.mark.parametrize("keys", SHARED)
+def test_a_counter_that_is_dropped_begins_again_for_all_requests_that_share_it(clock, keys):
+    store = MemoryStore(clock=clock)
+    first, second = asking(store, *keys)
+    for ask in (first, second, first, second):
+        ask()
+    store.forget(keys)
+    assert [first(), second(), first(), second()] == [[left] * len(keys) for left in (8, 7, 6, 5)]
+
+
+@pytest.mark.parametrize("other", [[], ["d:s:{other}"]], ids=["alone", "beside another"])
+def test_more_counters_than_requests_may_hold_count_all_the_same(clock, other):
+    store = MemoryStore(max_counters=2_048, clock=clock)  # one segment
+    asked = [asking(store, f"d:r:{{{number}}}", *(f"{key}{number}" for key in other)) for number in range(200)]
+    for round_ in range(1, 5):
+        for first, second in asked:
+            assert (first()[0], second()[0]) == (10 - 2 * round_, 9 - 2 * round_)
 
 
 def test_threads_that_add_drop_and_forget_at_once_break_nothing(clock):
