@@ -118,25 +118,19 @@ class Items(Packed["Node"]):
 
 
 class Map(dict[str, "Node"]):
-    """A mapping, the place where it begins, and the places of its keys.
+    """A mapping, the place where it begins, and the places of its keys, also of those whose values are unusable."""
 
-    `dropped` has the keys whose values are unusable. They are not in the mapping.
-    """
-
-    __slots__ = ("dropped", "keys_at", "place")
+    __slots__ = ("keys_at", "place")
 
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.place = place
         self.keys_at: dict[str, Place] = {}
-        self.dropped: frozenset[str] = frozenset()
 
     def put(self, key: str, place: Place, node: "Node") -> None:
         """Add a value, unless it is unusable. `place` is the place of its key."""
         self.keys_at[key] = place
-        if isinstance(node, Scalar) and node.unusable:
-            self.dropped |= {key}
-        else:
+        if not isinstance(node, Scalar) or not node.unusable:
             self[key] = node
 
     def take(self, key: str, other: "Map") -> None:
@@ -144,8 +138,6 @@ class Map(dict[str, "Node"]):
         self.keys_at[key] = other.keys_at[key]
         if key in other:
             self[key] = other[key]
-        else:
-            self.dropped |= {key}
 
 
 Node = Scalar | Items | Map

@@ -298,8 +298,8 @@ class Section:
                     value = problems.read(word.read, given, UNUSABLE)
                 if value is not UNUSABLE:
                     found[key] = value
-        dropped = {key for key in node.keys_at if key in self.words and key not in found}
-        return Values(node, found, node.dropped | dropped, extra)
+        dropped = [key for key in node.keys_at if key not in node or (key in self.words and key not in found)]
+        return Values(node, found, dropped, extra)
 
     def _report_unknown(self, key: str, place: Place, problems: Problems) -> None:
         name, colon, _ = key.partition(":")

@@ -92,6 +92,11 @@ def test_the_same_holds_in_a_mapping():
         load_rules({**config, "response": {}}, environ={})
 
 
+def test_an_entry_whose_variable_is_not_set_is_not_empty():
+    said = problems_of("domain: d\nexempt: [{'header:X-A': '${UNSET}'}]\nrules: []\n", ENVIRON)
+    assert said == ["r.yaml:2:25: exempt[0].header:X-A: the environment variable UNSET is not set"]
+
+
 def test_a_secret_in_a_url_is_never_shown():
     said = problems_of("domain: d\nstorage: {url: 'redis//me:${PASSWORD}@host'}\nrules: []\n", {"PASSWORD": "hunter2"})
     assert said == [
