@@ -39,7 +39,7 @@ from ratelimit_mw.errors import ConfigurationError, StoreUnavailable, VersionCon
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.reload.controls import Override, Setting
 from ratelimit_mw.reload.database import RulesDatabase
-from ratelimit_mw.stores.records import MemoryRecords
+from ratelimit_mw.stores.base import MemoryRecords
 
 Duration = Annotated[
     str | None, typer.Option("--for", metavar="TIME", help="How long it lasts, such as 30m, 2h or 7 days.")

@@ -1,9 +1,8 @@
-"""The table of a rules file's words, the hints for keys in the wrong section, and the file's JSON Schema."""
+"""The table of a rules file's words, the hints for keys of other sections and limiters, and the file's JSON Schema."""
 
 from typing import Any
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.elsewhere import key_elsewhere
 from ratelimit_mw.config.word import Section, Word, sections_word
 from ratelimit_mw.config.words.client import ATTRIBUTES, CLIENT
 from ratelimit_mw.config.words.load import LOAD
@@ -56,6 +55,49 @@ FILE = Section(
 
 SHARED: tuple[Word[Any], ...] = (STORAGE, CLIENT, RESPONSE, LOAD, DEFER, RELOAD, OBSERVE)
 """If the rules are in several files, only one of the files may have each of these sections. It applies to all files."""
+
+
+_TOGETHER = "write the number and the time in one text, for example limit: 100 per minute"
+_DOMAIN = "the domain is the first part of every key"
+
+_KEYS: tuple[tuple[str, str, str], ...] = (
+    ("", "enabled ratelimit_enabled", "to disable all rules, start the app with RATELIMIT_MW=off"),
+    ("", "strategy ratelimit_strategy", "each rule has its algorithm"),
+    ("", "headers_enabled ratelimit_headers_enabled", "write response: {headers: […]}"),
+    ("", "key_prefix ratelimit_key_prefix prefix", _DOMAIN),
+    ("storage", "type host port db password", "write them as url: redis://:password@host:6379/0"),
+    ("storage", "prefix key_prefix", _DOMAIN),
+    ("storage", "uri redis redis_url storage_uri", "did you mean 'url'?"),
+    ("client", "ip", "write the header as ip_header, for example X-Forwarded-For, and your proxies as trusted_proxies"),
+    ("rules", "max requests average capacity window windowms window_ms period per interval", _TOGETHER),
+    ("rules", "duration unit second minute hour day", _TOGETHER),
+    ("rules", "url uri route endpoint location", "write the path under match, for example match: {path: /login}"),
+    ("rules", "method", "write the methods under match, for example match: {methods: [POST]}"),
+    (
+        "rules",
+        "nodelay delay",
+        "a token_bucket admits its burst at once, a leaky_bucket spreads it: write one of them as algorithm",
+    ),
+    (
+        "rules",
+        "enabled disabled skip dry_run block",
+        "a rule is always enforced, unless it has shadow: true; to disable it, remove it",
+    ),
+    ("rules", "error_message", "write it under response, for example response: {message: Slow down}"),
+    (
+        "rules",
+        "exempt exclude whitelist allowlist",
+        "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules",
+    ),
+)
+"""The section, keys of other limiters, and the hint."""
+
+_HINTS = {(section, key): hint for section, keys, hint in _KEYS for key in keys.split()}
+
+
+def key_elsewhere(key: str, section: str) -> str:
+    """Return the hint for a key that other limiters have in `section` ("" is the file). "" if there is none."""
+    return _HINTS.get((section, key.lower()), "")
 
 
 def key_hint(key: str, section: str) -> str:

@@ -12,7 +12,7 @@ from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, in_seconds, in_thread, key_of
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
-from ratelimit_mw.stores.records import Records
+from ratelimit_mw.stores.base import Records
 
 SWITCH = "RATELIMIT_MW"
 """The environment variable: `off` admits all requests uncounted, `shadow` counts all requests and denies none."""

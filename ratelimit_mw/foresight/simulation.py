@@ -29,7 +29,8 @@ from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores import Store
-from ratelimit_mw.stores.base import LRU, ReplyFields
+from ratelimit_mw.stores.base import ReplyFields
+from ratelimit_mw.stores.denials import LRU
 
 _MOST_PLANS = 1 << 16
 """The most plans that are kept. With five rules, they take about 100 MB."""

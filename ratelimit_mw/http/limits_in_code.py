@@ -1,4 +1,4 @@
-"""Limits in code: what `limited` asks for in each framework, a rule by its name or an inline limit.
+"""Limits in code: what `limited` asks for in each framework, a rule by its name or an inline limit, and its functions.
 
 An inline limit needs a name, because the name is part of its counters' keys and has to be the same after a restart. It
 is the module and the qualified name of the view, and the place in the stack of decorators: "shop.views:send[1]" is the
@@ -7,26 +7,20 @@ limit that is written directly above the function.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 from ratelimit_mw.config.words.overrides import read_methods, reads_as_limit, validate_inline
+from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.http.app_functions import (
-    COST,
-    EXEMPT_WHEN,
-    KEY,
-    LIMIT,
-    REFUND_WHEN,
-    AppFunction,
-    Purpose,
-    Synchronous,
-)
 from ratelimit_mw.http.handle import BlockingHandle, Enforced, RequestHandle
+from ratelimit_mw.identity.sources import described
+from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Decision
-from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit
+from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit, text_of_key
 from ratelimit_mw.stores.base import NO_STORE, Step, Steps, adrive, drive
 
 RULES_OF_VIEW = "ratelimit_rules"
@@ -37,6 +31,76 @@ LIMITED_AS = "ratelimit_limited_as"
 
 _H = TypeVar("_H", bound=RequestHandle)
 _V = TypeVar("_V", bound=Callable[..., Any])
+
+
+Synchronous = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
+"""Makes a plain function of one that may be async."""
+
+
+class Purpose(NamedTuple):
+    """What the app passes a function for.
+
+    Attributes:
+        name: The argument of `limited`.
+        read: Makes an answer of what the function returns. Raises TypeError if it has another type.
+        default: The answer if the function raises.
+        consequence: What follows from that answer, for the log.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    default: Any
+    consequence: str
+
+
+def _text_of_limit(limit: object) -> str:
+    if not (limit is None or isinstance(limit, str)):
+        raise TypeError(f"a function returns a limit as a string, such as '5 per minute', not {type(limit).__name__}")
+    return " ".join((limit or "").split())
+
+
+def _cost(cost: object) -> int:
+    if cost is None:
+        return 1
+    if isinstance(cost, bool):
+        raise TypeError("a function returns a cost as a whole number, not bool")
+    return whole(cost)
+
+
+KEY = Purpose("key", text_of_key, "", "counts as absent, and the limit does not apply")
+LIMIT = Purpose("limit", _text_of_limit, "", "counts as absent, and on_error decides")
+COST = Purpose("cost", _cost, 1, "counts as 1")
+EXEMPT_WHEN = Purpose("exempt_when", bool, False, "counts as false, and the limit applies")
+REFUND_WHEN = Purpose("refund_when", bool, False, "counts as false, and nothing is refunded")
+
+
+@dataclass(frozen=True, slots=True)
+class AppFunction:
+    """A function of the app, with its purpose. Two with the same function and the same purpose are equal."""
+
+    function: Callable[[Any], Any]
+    purpose: Purpose
+    once: Once = field(default_factory=Once, compare=False)
+
+    def read(self, argument: object, sync: Synchronous) -> Any:
+        """Return the answer for a request or a response."""
+        try:
+            return self.purpose.read(sync(self.function)(argument))
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            return self._failed(described(error))
+
+    async def aread(self, argument: object) -> Any:
+        """Do what `read` does, awaitable. The function may be async."""
+        try:
+            found = self.function(argument)
+            return self.purpose.read(await found if inspect.isawaitable(found) else found)
+        except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
+            return self._failed(described(error))
+
+    def _failed(self, reason: str) -> Any:
+        message = "the %s of a limit %s: %s (logged once)"
+        self.once(logger.warning, message, self.purpose.name, self.purpose.consequence, reason)
+        return self.purpose.default
 
 
 class LimitOptions(TypedDict, total=False):

@@ -14,7 +14,7 @@ from ratelimit_mw.model import NEVER, SECOND
 from ratelimit_mw.rules.compiled import KINDS, CompiledOverride, identity_of, key_of_domain, kind_of
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
-from ratelimit_mw.stores.records import MemoryRecords, Records
+from ratelimit_mw.stores.base import MemoryRecords, Records
 from ratelimit_mw.units import parse_duration
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ratelimit_mw.config.tree import Problems
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.source import LONGEST, RulesSnapshot, Source
 from ratelimit_mw.stores import kind_of, open_records
-from ratelimit_mw.stores.records import Records
+from ratelimit_mw.stores.base import Records
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 

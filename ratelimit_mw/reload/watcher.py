@@ -17,7 +17,7 @@ from ratelimit_mw.reload.controls import Controls, Setting
 from ratelimit_mw.reload.source import LONGEST, Kept, Loader
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.records import MemoryRecords
+from ratelimit_mw.stores.base import MemoryRecords
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
 

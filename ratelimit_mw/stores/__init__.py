@@ -13,9 +13,8 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import Invalid, nearest, quoted
 from ratelimit_mw.model import Quota
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import Store
+from ratelimit_mw.stores.base import MemoryRecords, Records, Store
 from ratelimit_mw.stores.denials import BanBegun, Bans, DenyCache
-from ratelimit_mw.stores.records import MemoryRecords, Records
 
 if TYPE_CHECKING:
     from ratelimit_mw.stores.lease_store import Leases

@@ -1,13 +1,18 @@
-"""The interface of stores, the requests that they answer, and the base class of stores that wrap others."""
+"""The interface of stores, the requests that they answer, and the base class of stores that wrap others.
+
+Also the interface of records: named texts under a key, with a common version. They keep rules, overrides and the kill
+switch. Requests do not use records, so each call may take a second.
+"""
 
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_mw.algorithms import NOTHING
+from ratelimit_mw.errors import VersionConflict
 from ratelimit_mw.model import Ask, Reply, Row
+from ratelimit_mw.process_local import lazy, lock
 
 T = TypeVar("T")
 
@@ -243,30 +248,6 @@ Call = tuple[StoreRequest, Any]
 """The request for the store beneath, and a note for `answered`; with None, the reply is passed on as it is."""
 
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class LRU(OrderedDict[K, V]):
-    """At most `most` values by key. The entry that was put longest ago is dropped first, one at a time.
-
-    It is safe to use from several threads; at worst, an entry is dropped too early. Keys must be hashed and compared
-    without Python code, as texts and tuples of texts are: a thread switch inside such code would corrupt an
-    OrderedDict. `get` is the method of the dict itself, because it is on the hot path.
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def put(self, key: K, value: V) -> None:
-        """Store `value` as the newest entry."""
-        self.pop(key, None)  # so that the key becomes the newest
-        self[key] = value
-        while len(self) > self._most:
-            self.popitem(last=False)
-
-
 class Wrapper(Store):
     """A store that wraps the store `beneath`. Two hooks transform the requests and the replies.
 
@@ -379,3 +360,70 @@ def time_of(now: int, key: str) -> int:
     """The time of the counter `key` in a reply with the time `now`. In a cluster, each node has its own clock."""
     of_key: Callable[[str], int] | None = getattr(now, "of_key", None)
     return of_key(key) if of_key else now
+
+
+class Records(ABC):
+    """Texts by name under each key. Every method may raise StoreUnavailable. Records may be used after a fork."""
+
+    name: str
+    """The name of the storage in logs."""
+
+    @abstractmethod
+    def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
+        """The version and the texts by name. With `names`, only the texts of these names that exist."""
+
+    @abstractmethod
+    def write(
+        self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
+    ) -> int:
+        """Set the texts `put` and delete the names `drop` in one atomic step, and return the new version.
+
+        Raises VersionConflict, without a change, if the version is not the `expected` one (None for any).
+        """
+
+    def version(self, key: str) -> int:
+        """The number of changes to the texts under `key`; 0 if there are none."""
+        return self.read(key, ())[0]
+
+    def close(self) -> None:  # noqa: B027  only a server has connections
+        """Close all connections. May be called twice."""
+
+
+Texts = dict[str, tuple[int, dict[str, str]]]
+"""The version and the texts by name, by key."""
+
+
+def read_from(texts: Texts, key: str, names: Sequence[str] | None) -> tuple[int, dict[str, str]]:
+    """See `Records.read`."""
+    version, known = texts.get(key, (0, {}))
+    return version, {name: text for name, text in known.items() if names is None or name in names}
+
+
+def write_to(texts: Texts, key: str, put: Mapping[str, str], drop: Collection[str], expected: int | None) -> int:
+    """See `Records.write`."""
+    version, known = texts.get(key, (0, {}))
+    if expected is not None and expected != version:
+        raise VersionConflict(version)
+    texts[key] = version + 1, {**{name: text for name, text in known.items() if name not in drop}, **put}
+    return version + 1
+
+
+class MemoryRecords(Records):
+    """Records in the memory of this process."""
+
+    _lock = lazy(lock)
+
+    def __init__(self) -> None:
+        self.name = "this process's memory"
+        self._texts: Texts = {}
+
+    def read(self, key: str, names: Sequence[str] | None = None) -> tuple[int, dict[str, str]]:
+        """See `Records`."""
+        return read_from(self._texts, key, names)
+
+    def write(
+        self, key: str, put: Mapping[str, str], drop: Collection[str] = (), *, expected: int | None = None
+    ) -> int:
+        """See `Records`."""
+        with self._lock:
+            return write_to(self._texts, key, put, drop, expected)

@@ -6,13 +6,38 @@ store.
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, LRU, Call, Decider, Store, StoreRequest, Wrapper, forget_request
+from ratelimit_mw.stores.base import DECIDE, Call, Decider, Store, StoreRequest, Wrapper, forget_request
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LRU(OrderedDict[K, V]):
+    """At most `most` values by key. The entry that was put longest ago is dropped first, one at a time.
+
+    It is safe to use from several threads; at worst, an entry is dropped too early. Keys must be hashed and compared
+    without Python code, as texts and tuples of texts are: a thread switch inside such code would corrupt an
+    OrderedDict. `get` is the method of the dict itself, because it is on the hot path.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def put(self, key: K, value: V) -> None:
+        """Store `value` as the newest entry."""
+        self.pop(key, None)  # so that the key becomes the newest
+        self[key] = value
+        while len(self) > self._most:
+            self.popitem(last=False)
+
 
 _MAX_CACHED = 4096  # clients whose asks with penalties are cached
 

@@ -11,8 +11,8 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
-from ratelimit_mw.stores.base import DECIDE, LRU
-from ratelimit_mw.stores.denials import DenyCache
+from ratelimit_mw.stores.base import DECIDE
+from ratelimit_mw.stores.denials import LRU, DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 
 SECOND = 1_000_000

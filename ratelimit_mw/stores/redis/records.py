@@ -8,7 +8,7 @@ from typing import Any
 from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.logs import logger
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
-from ratelimit_mw.stores.records import Records
+from ratelimit_mw.stores.base import Records
 from ratelimit_mw.stores.redis.codec import Command
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection
 from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL

@@ -17,7 +17,7 @@ from glob import escape
 from pathlib import Path
 
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.stores.records import Records, Texts, read_from, write_to
+from ratelimit_mw.stores.base import Records, Texts, read_from, write_to
 from ratelimit_mw.stores.shared.file import Location, create, names, open_permitted
 
 _PATIENCE = 1.0  # seconds for one call
