@@ -29,7 +29,7 @@ from ratelimit_mw.rules.domains import Rules, unknown_domain
 from ratelimit_mw.rules.inline import UNSET, ByName, Key, named_rule
 from ratelimit_mw.rules.preflights import preflight_key
 from ratelimit_mw.stores import Store, open_records
-from ratelimit_mw.stores.base import Steps, adrive, drive
+from ratelimit_mw.stores.base import Steps, adrive, drive, forget_request
 from ratelimit_mw.tally import Tally
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ class RateLimiter:
         keys = self._keys(attributes, domain, named)
         if keys:
             self._storage.local.forget(keys)
-            await self._storage.store.aforget(keys)
+            await self._storage.store.aask(forget_request(keys))
 
     def reset_all(self) -> None:
         """Reset all counters to unused and lift all bans, for example between two tests.

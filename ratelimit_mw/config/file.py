@@ -90,22 +90,17 @@ _KEYS: tuple[tuple[str, str, str], ...] = (
         "it belongs to the file, not to a rule: write exempt: [{path: /health}] beside rules",
     ),
 )
-"""The section, keys of other limiters, and the hint."""
+"""The section ("" is the file), keys of other limiters, and the hint."""
 
 _HINTS = {(section, key): hint for section, keys, hint in _KEYS for key in keys.split()}
 
 
-def key_elsewhere(key: str, section: str) -> str:
-    """Return the hint for a key that other limiters have in `section` ("" is the file). "" if there is none."""
-    return _HINTS.get((section, key.lower()), "")
-
-
 def key_hint(key: str, section: str) -> str:
-    """Return the hint for a `key` that is unknown in `section` (its dotted name), but known in another section."""
+    """Return the hint for a `key` that is unknown in `section` (its dotted name), but known elsewhere. "" for none."""
     top = section.partition(".")[0].partition("[")[0]
-    hint = key_elsewhere(key, "rules" if top == "rules" and "." not in section else section)
-    if hint:
-        return hint
+    other = "rules" if top == "rules" and "." not in section else section, key.lower()
+    if other in _HINTS:
+        return _HINTS[other]
     sections = {word.key: word.section for word in (STORAGE, CLIENT, RESPONSE, DEFER) if word.section}
     if top == "rules":
         sections = {"match": MATCH_SECTION, **sections}

@@ -78,7 +78,7 @@ class Store(ABC):
     """Counters under keys. A store decides on several counters in one atomic step, by its own clock.
 
     A subclass defines `ask`, `aask` and `keys`, and `close` if it keeps connections. All other methods call `ask` or
-    `aask`. Any thread may call any method, and any event loop may call the methods whose names begin with `a`.
+    `aask`. Any thread may call any method. An event loop calls `aask`, `aconnect` and `aclose`.
 
     Every method raises StoreUnavailable, and no other error, if the store cannot answer in time.
     """
@@ -160,25 +160,13 @@ class Store(ABC):
         """
         return self.ask((asks, DECIDE if commit else LOOK))
 
-    def adecide(self, asks: Sequence[Ask], *, commit: bool = True) -> Coroutine[Any, Any, Reply]:
-        """The awaitable twin of `decide`."""
-        return self.aask((asks, DECIDE if commit else LOOK))
-
     def forget(self, keys: Sequence[str]) -> None:
         """Make these counters as if unused."""
         self.ask(forget_request(keys))
 
-    async def aforget(self, keys: Sequence[str]) -> None:
-        """The awaitable twin of `forget`."""
-        await self.aask(forget_request(keys))
-
     def refund(self, asks: Sequence[Ask], charged_at: int) -> None:
         """Refund the cost of each ask, which was charged at the time `charged_at` of the store; see `Intent`."""
         self.ask((asks, Intent(charged_at=charged_at)))
-
-    async def arefund(self, asks: Sequence[Ask], charged_at: int) -> None:
-        """The awaitable twin of `refund`."""
-        await self.aask((asks, Intent(charged_at=charged_at)))
 
     def charge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
         """Charge the asks now, even above the limit; see `Intent`.
@@ -191,10 +179,6 @@ class Store(ABC):
             The time of the charge, which `refund` takes as `charged_at`.
         """
         return self.ask((asks, Intent(charged_at=instead_of, insist=True))).now
-
-    async def acharge(self, asks: Sequence[Ask], *, instead_of: int | None = None) -> int:
-        """The awaitable twin of `charge`."""
-        return (await self.aask((asks, Intent(charged_at=instead_of, insist=True)))).now
 
 
 async def tell_denials(reply: Awaitable[Reply], asks: Sequence[Ask], denied: Denied) -> Reply:

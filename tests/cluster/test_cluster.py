@@ -11,6 +11,7 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.cluster import ClusterStore
 from tests.cluster.nodes import keys_in
 from tests.stores.contract import ALL, MINUTE, quota
@@ -141,9 +142,9 @@ def test_tasks_over_many_slots_share_a_write(cluster):
 
     async def main():
         for _ in range(5):
-            replies = await asyncio.gather(*(store.adecide([ask]) for ask in asks))
+            replies = await asyncio.gather(*(store.aask(([ask], DECIDE)) for ask in asks))
             assert all(reply.outcomes[0].allowed for reply in replies)
-        denied = await asyncio.gather(*(store.adecide([ask]) for ask in asks))
+        denied = await asyncio.gather(*(store.aask(([ask], DECIDE)) for ask in asks))
         assert not any(reply.outcomes[0].allowed for reply in denied)
         await store.aclose()
 
@@ -236,7 +237,7 @@ class Load:
         async def ask(number, asks):
             began = time.monotonic()
             try:
-                reply = await store.adecide(asks)
+                reply = await store.aask((asks, DECIDE))
             except StoreUnavailable as error:
                 self._note(number, error, began)
             else:
@@ -314,7 +315,7 @@ class TestFailover:
             reply = store.decide(asks)
             assert not reply.admits(asks), "what the living shard denies is denied"
             assert [outcome.allowed for outcome in reply.outcomes] == [True, False]
-            reply = asyncio.run(store.adecide(asks))
+            reply = asyncio.run(store.aask((asks, DECIDE)))
             assert not reply.admits(asks)
         assert not store.decide(asks[1:]).admits(asks[1:])
         fresh_cluster.nodes[0].start(*fresh_cluster.nodes[0].arguments)

@@ -10,6 +10,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.endpoint import Sentinels
 from tests.support.apps import LONG
 from tests.support.patience import at_most, eventually
@@ -22,7 +23,7 @@ def opened(url, timeout=5.0):
 
 
 def remaining(store, way):
-    reply = store.decide([ASK]) if way == "threads" else asyncio.run(store.adecide([ASK]))
+    reply = store.decide([ASK]) if way == "threads" else asyncio.run(store.aask(([ASK], DECIDE)))
     return reply.outcomes[0].remaining
 
 

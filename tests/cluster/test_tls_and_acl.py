@@ -15,6 +15,7 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_records, open_store
+from ratelimit_mw.stores.base import DECIDE
 from tests.cluster.nodes import keys_in
 from tests.support.apps import LONG
 from tests.support.patience import eventually
@@ -43,7 +44,7 @@ def left(store, key):
     """What remains of a counter, asked by a thread and then by a task."""
 
     async def awaited():
-        reply = await store.adecide([Ask(key, QUOTA)])
+        reply = await store.aask(([Ask(key, QUOTA)], DECIDE))
         return reply.outcomes[0].remaining
 
     return store.decide([Ask(key, QUOTA)]).outcomes[0].remaining, asyncio.run(awaited())

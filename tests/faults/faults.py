@@ -13,6 +13,7 @@ import uvloop
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from tests.support.apps import LONG
 from tests.support.patience import WITHIN, at_most, eventually
 
@@ -28,7 +29,7 @@ def attempt(store, asks=ASKS):
 
 async def aattempt(store, asks=ASKS):
     try:
-        return await store.adecide(asks)
+        return await store.aask((asks, DECIDE))
     except StoreUnavailable:
         return None
 

@@ -9,6 +9,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import LONG
 from tests.support.patience import aeventually
@@ -31,13 +32,13 @@ def test_ten_thousand_random_cancellations_cross_no_reply(proxy):
     rng = random.Random(0)
 
     async def request(store, number, counts):
-        reply = await store.adecide(own(number))
+        reply = await store.aask((own(number), DECIDE))
         counts["answered"] += 1
         assert reply.outcomes[0].remaining == 1_000 + number - 1
 
     async def main():
         store = RedisStore(proxy.url, timeout=20)
-        await store.adecide(own(0))
+        await store.aask((own(0), DECIDE))
         counts = {"answered": 0, "cancelled": 0}
         numbers = iter(range(1, 20_001))
         while counts["cancelled"] < 10_000:
@@ -77,7 +78,7 @@ class Asking:
     async def task(self, numbers):
         for number in itertools.takewhile(lambda _: not self.done.is_set(), numbers):
             try:
-                self._check(number, await self.store.adecide(own(number)))
+                self._check(number, await self.store.aask((own(number), DECIDE)))
             except StoreUnavailable:
                 self.failed += 1
                 await asyncio.sleep(0.01)
@@ -112,11 +113,11 @@ def test_nobody_gets_anothers_reply_while_replies_get_lost(proxy):
 def test_closed_while_requests_wait_they_are_told_so(proxy):
     async def main():
         store = RedisStore(proxy.url, timeout=20)
-        await store.adecide(own(1))
+        await store.aask((own(1), DECIDE))
         proxy.black_hole()
-        waiting = [asyncio.create_task(store.adecide(own(2))) for _ in range(3)]
+        waiting = [asyncio.create_task(store.aask((own(2), DECIDE))) for _ in range(3)]
         await asyncio.sleep(0.05)
-        waiting += [asyncio.create_task(store.adecide(own(2)))]
+        waiting += [asyncio.create_task(store.aask((own(2), DECIDE)))]
         await asyncio.sleep(0)
         await store.aclose()
         results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
@@ -129,7 +130,7 @@ def test_closed_in_the_same_moment_as_a_request_begins_nothing_hangs(proxy):
     async def main():
         store = RedisStore(proxy.url, timeout=20)
         for _ in range(2):
-            waiting = asyncio.create_task(store.adecide(own(1)))
+            waiting = asyncio.create_task(store.aask((own(1), DECIDE)))
             await asyncio.sleep(0)
             await store.aclose()
             result = await asyncio.wait_for(asyncio.gather(waiting, return_exceptions=True), 10)

@@ -15,6 +15,7 @@ from ratelimit_mw.errors import ErrorReply, StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_records, open_store
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.connection import Replies
 from tests.support.apps import LONG
 
@@ -86,7 +87,7 @@ def test_garbage_is_a_store_that_is_away_and_takes_no_memory(garbage_at, url, ga
     async def awaited():
         store = open_store(StorageSettings(url=url, timeout=0.5))  # one that has not found out yet
         with pytest.raises(StoreUnavailable):
-            await store.adecide(ASKS)
+            await store.aask((ASKS, DECIDE))
         await store.aclose()
 
     asyncio.run(awaited())

@@ -6,6 +6,7 @@ import time
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.breaker import AWAY
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.faults.faults import ASKS, Tasks, aattempt, attempt, hold_again, lines
@@ -17,7 +18,7 @@ TIMEOUT = 0.5
 def failure(client):
     """Why one decision is not made."""
     try:
-        return client.run(client.store.adecide(ASKS)) if isinstance(client, Tasks) else client.store.decide(ASKS)
+        return client.run(client.store.aask((ASKS, DECIDE))) if isinstance(client, Tasks) else client.store.decide(ASKS)
     except StoreUnavailable as error:
         return str(error)
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.faults.faults import ASKS, attempt
 from tests.support.patience import WITHIN, aeventually, eventually
@@ -29,12 +30,12 @@ def decided(server):
 def test_tasks_send_while_no_reply_has_arrived(any_server, proxy):
     async def main():
         store = RedisStore(proxy.url, timeout=WITHIN)
-        await store.adecide(ASKS)
+        await store.aask((ASKS, DECIDE))
         before = decided(any_server)
         proxy.delay(0, 3_600)
         waiting = []
         for number in range(1, 6):
-            waiting.append(asyncio.create_task(store.adecide(ASKS)))
+            waiting.append(asyncio.create_task(store.aask((ASKS, DECIDE))))
             await aeventually(lambda number=number: decided(any_server) == before + number)
         assert not any(task.done() for task in waiting)
         for task in waiting:
@@ -49,14 +50,14 @@ def test_tasks_send_while_no_reply_has_arrived(any_server, proxy):
 def test_the_reply_to_a_request_that_was_cancelled_disturbs_no_other(any_server, proxy, caplog):
     async def main():
         store = RedisStore(proxy.url, timeout=WITHIN)
-        await store.adecide(ASKS)
+        await store.aask((ASKS, DECIDE))
         before = decided(any_server)
         proxy.delay(0, 0.5)
-        cancelled = asyncio.create_task(store.adecide(ASKS))
+        cancelled = asyncio.create_task(store.aask((ASKS, DECIDE)))
         await aeventually(lambda: decided(any_server) == before + 1)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        reply = await store.adecide(ASKS)
+        reply = await store.aask((ASKS, DECIDE))
         await store.aclose()
         return reply.outcomes[0].remaining
 

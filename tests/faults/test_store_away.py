@@ -17,6 +17,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.faults.faults import (
     ASKS,
@@ -109,7 +110,7 @@ def test_a_key_of_another_type_spoils_only_its_own_request(client_of, fresh_serv
 
     async def both():
         return await asyncio.gather(
-            *(client.store.adecide([ask]) for ask in (*ASKS, spoilt, *ASKS, spoilt)), return_exceptions=True
+            *(client.store.aask(([ask], DECIDE)) for ask in (*ASKS, spoilt, *ASKS, spoilt)), return_exceptions=True
         )
 
     kinds = [type(reply).__name__ for reply in asyncio.run(both())]
@@ -156,12 +157,12 @@ def test_a_loop_held_up_while_replies_wait_opens_nothing(any_server, caplog):
         while await aattempt(store) is None:  # noqa: ASYNC110  however slowly the machine connects
             await asyncio.sleep(0.05)
         caplog.clear()
-        decision = asyncio.create_task(store.adecide(ASKS))
+        decision = asyncio.create_task(store.aask((ASKS, DECIDE)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # it is sent
         time.sleep(1.5 * SHORT)  # noqa: ASYNC251  the app itself holds the loop up
         assert (await decision).outcomes[0].allowed
-        decision = asyncio.create_task(store.adecide(ASKS))
+        decision = asyncio.create_task(store.aask((ASKS, DECIDE)))
         time.sleep(1.5 * SHORT)  # noqa: ASYNC251  before it is sent
         assert (await decision).outcomes[0].allowed
         await store.aclose()

@@ -14,6 +14,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import LONG
 from tests.support.patience import eventually
@@ -33,7 +34,7 @@ def proxy(fresh_server):
 
 async def attempt(store):
     try:
-        return await store.adecide(ASKS)
+        return await store.aask((ASKS, DECIDE))
     except StoreUnavailable as error:
         return str(error)
 
@@ -77,7 +78,7 @@ def test_a_script_that_the_server_has_not_seen_takes_no_second_round_trip(proxy,
         store = RedisStore(proxy.url, timeout=TIMEOUT)
         await store.aconnect("d")
         other = [Ask("d:s:{x}", Quota("token_bucket", 5, 60_000_000, burst=5))]
-        replies = [await store.adecide(asks) for asks in (ASKS, other, [*ASKS, *other])]
+        replies = [await store.aask((asks, DECIDE)) for asks in (ASKS, other, [*ASKS, *other])]
         await store.aclose()
         return [reply.outcomes[0].allowed for reply in replies]
 
@@ -201,7 +202,7 @@ def test_a_request_that_the_loop_itself_holds_up_says_nothing_of_the_store(proxy
     async def main():
         store = RedisStore(proxy.url, timeout=TIMEOUT)
         await store.aconnect("d")
-        await store.adecide(ASKS)
+        await store.aask((ASKS, DECIDE))
         late = [asyncio.create_task(attempt(store)) for _ in range(3)]
         await asyncio.sleep(0)
         time.sleep(TIMEOUT)  # noqa: ASYNC251  the app holds the loop up

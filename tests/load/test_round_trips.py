@@ -16,6 +16,7 @@ import pytest
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import LONG
 from tests.support.proxy import Proxy
@@ -70,7 +71,7 @@ class Load:
     async def _ask(self, store):
         began, why = time.monotonic(), None
         try:
-            await store.adecide(ASKS)
+            await store.aask((ASKS, DECIDE))
         except StoreUnavailable as error:
             why = str(error)
         self.seen.append((began, why))

@@ -35,8 +35,9 @@ class Asked:
     def decide(self, asks, *, commit=True):
         return self._reply(asks, (self._app.check if commit else self._app.peek)(*self._arguments(asks)))
 
-    async def adecide(self, asks, *, commit=True):
-        return self._reply(asks, await (self._app.acheck if commit else self._app.apeek)(*self._arguments(asks)))
+    async def aask(self, request):
+        asks, intent = request
+        return self._reply(asks, await (self._app.acheck if intent.commit else self._app.apeek)(*self._arguments(asks)))
 
     def _arguments(self, asks):
         return {f"header:{self._name(ask)}": ask.key for ask in asks}, asks[0].cost if asks else 1

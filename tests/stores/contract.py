@@ -16,6 +16,7 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.algorithms import for_rules, with_overdraft
 from ratelimit_mw.model import NEVER, SECOND, Ask, Outcome, Quota
+from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, forget_request
 from tests.support.apps import LONG
 
 MINUTE = 60 * SECOND
@@ -378,19 +379,19 @@ class Awaited:
     """Asks from an event loop, a new one each time. It stands before the class whose methods it replaces."""
 
     def decide(self, store, asks, *, commit=True):
-        return asyncio.run(store.adecide(asks, commit=commit))
+        return asyncio.run(store.aask((asks, DECIDE if commit else LOOK)))
 
     def admitted(self, store, ask, times):
         async def run():
-            return sum([(await store.adecide([ask])).admits([ask]) for _ in range(times)])
+            return sum([(await store.aask(([ask], DECIDE))).admits([ask]) for _ in range(times)])
 
         return asyncio.run(run())
 
     def forget(self, store, keys):
-        asyncio.run(store.aforget(keys))
+        asyncio.run(store.aask(forget_request(keys)))
 
     def refund(self, store, asks, charged_at):
-        asyncio.run(store.arefund(asks, charged_at))
+        asyncio.run(store.aask((asks, Intent(charged_at=charged_at))))
 
     def charge(self, store, asks, instead_of=None):
-        return asyncio.run(store.acharge(asks, instead_of=instead_of))
+        return asyncio.run(store.aask((asks, Intent(charged_at=instead_of, insist=True)))).now

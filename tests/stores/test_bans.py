@@ -8,6 +8,7 @@ import pytest
 
 from ratelimit_mw.algorithms.ban import BanQuota
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Penalty, Quota
+from ratelimit_mw.stores.base import DECIDE, Intent, forget_request
 from ratelimit_mw.stores.denials import Bans, DenyCache, key_of_ban
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
@@ -196,8 +197,8 @@ def test_to_forget_a_counter_lifts_its_ban(store):
 
 async def _forget(store, asked):
     for _ in range(5):
-        await store.adecide([asked])
-    await store.aforget([asked.key])
+        await store.aask(([asked], DECIDE))
+    await store.aask(forget_request([asked.key]))
     await store.aclose()
 
 
@@ -213,7 +214,7 @@ def test_fifty_at_once_are_one_ban_after_exactly_as_many_denials(store, begun):
 def test_fifty_tasks_at_once_too(store, begun):
     async def main():
         asked = ask(5, period=60 * SECOND)
-        replies = await asyncio.gather(*(store.adecide([asked]) for _ in range(50)))
+        replies = await asyncio.gather(*(store.aask(([asked], DECIDE)) for _ in range(50)))
         await store.aclose()
         return [type(reply.outcomes[0]) is Banned for reply in replies]
 
@@ -223,8 +224,8 @@ def test_fifty_tasks_at_once_too(store, begun):
 
 def test_charges_and_refunds_speak_of_counters_alone(store):
     async def main():
-        await store.arefund([asked], now)
-        await store.acharge([asked])
+        await store.aask(([asked], Intent(charged_at=now)))
+        await store.aask(([asked], Intent(insist=True)))
         await store.aclose()
 
     asked = ask(10)
@@ -403,7 +404,7 @@ def test_another_counter_of_a_banned_client_is_asked_once(cached, counted):
 def test_awaited_it_is_remembered_alike(cached, counted):
     async def main():
         for _ in range(100):
-            await cached.adecide([ask(0)])
+            await cached.aask(([ask(0)], DECIDE))
 
     asyncio.run(main())
     assert counted.asked == 3

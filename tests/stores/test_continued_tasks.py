@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from ratelimit_mw.model import Ask, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import LONG
 
@@ -34,7 +35,7 @@ async def together(*awaited):
 
 
 async def decided(store):
-    return (await store.adecide([ask()])).outcomes[0].remaining
+    return (await store.aask(([ask()], DECIDE))).outcomes[0].remaining
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])

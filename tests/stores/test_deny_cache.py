@@ -11,7 +11,7 @@ from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores import open_store
-from ratelimit_mw.stores.base import DECIDE
+from ratelimit_mw.stores.base import DECIDE, Intent, forget_request
 from ratelimit_mw.stores.denials import LRU, DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 
@@ -67,9 +67,9 @@ def test_a_hammering_client_is_denied_without_a_call(cache, store, algorithm):
 def test_awaited_it_answers_alike(cache, store):
     async def main():
         for _ in range(3):
-            reply = await cache.adecide([ask()])
+            reply = await cache.aask(([ask()], DECIDE))
         asked = store.asked
-        assert (await cache.adecide([ask()])) == reply._replace(only=0, outcomes=tuple(reply.outcomes))
+        assert (await cache.aask(([ask()], DECIDE))) == reply._replace(only=0, outcomes=tuple(reply.outcomes))
         assert store.asked == asked
 
     asyncio.run(main())
@@ -136,9 +136,9 @@ def test_a_denial_speaks_of_its_own_counter(cache, store):
     "undo",
     [
         pytest.param(lambda cache: cache.forget(["d:r:{x}"]), id="forget"),
-        pytest.param(lambda cache: asyncio.run(cache.aforget(["d:r:{x}"])), id="aforget"),
+        pytest.param(lambda cache: asyncio.run(cache.aask(forget_request(["d:r:{x}"]))), id="aforget"),
         pytest.param(lambda cache: cache.refund([ask()], NOW), id="refund"),
-        pytest.param(lambda cache: asyncio.run(cache.arefund([ask()], NOW)), id="arefund"),
+        pytest.param(lambda cache: asyncio.run(cache.aask(([ask()], Intent(charged_at=NOW)))), id="arefund"),
     ],
 )
 def test_what_opens_a_counter_here_shows_at_once(cache, undo):
@@ -244,7 +244,7 @@ def test_what_a_response_may_open_is_always_asked(store, cache, algorithm):
 def test_what_is_charged_without_being_asked_passes_through(cache):
     cache.charge([ask(2)])
     assert not cache.decide([ask()]).outcomes[0].allowed
-    asyncio.run(cache.acharge([ask(2)]))
+    asyncio.run(cache.aask(([ask(2)], Intent(insist=True))))
 
 
 def test_of_several_that_deny_the_one_that_denies_longest_is_remembered(cache, store):

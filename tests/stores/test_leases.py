@@ -13,7 +13,7 @@ import pytest
 from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, Store
+from ratelimit_mw.stores.base import DECIDE, Intent, Store, forget_request
 from ratelimit_mw.stores.lease import HOT, PART
 from ratelimit_mw.stores.lease_store import Leases
 from ratelimit_mw.stores.memory import MemoryStore
@@ -234,7 +234,7 @@ def test_closing_settles_awaited(leases, store, consistency):
 
     async def run():
         for _ in range(HOT + 2):
-            await leases.adecide([ask])
+            await leases.aask(([ask], DECIDE))
         await leases.aclose()
 
     asyncio.run(run())
@@ -395,8 +395,8 @@ def test_refunds_reach_the_store(leases, store):
     now = leases.decide([ask]).now
     leases.refund([ask], now)
     assert store.taken(ask) == 0
-    asyncio.run(leases.arefund([ask], now))
-    asyncio.run(leases.aforget([ask.key]))
+    asyncio.run(leases.aask(([ask], Intent(charged_at=now))))
+    asyncio.run(leases.aask(forget_request([ask.key])))
     assert store.taken(ask) == 0
 
 
@@ -788,7 +788,7 @@ def test_500_tasks_of_one_process_on_redis_are_exact(any_server, consistency):
         ask = Ask("d:r:{x}", quota(1_000, consistency, period=LONG))
 
         async def client():
-            return sum([(await leases.adecide([ask])).admits([ask]) for _ in range(5)])
+            return sum([(await leases.aask(([ask], DECIDE))).admits([ask]) for _ in range(5)])
 
         total = sum(await asyncio.gather(*(client() for _ in range(500))))
         await leases.aclose()

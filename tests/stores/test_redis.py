@@ -21,6 +21,7 @@ import trustme
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -47,11 +48,12 @@ REQUESTS = """
     import asyncio, sys
     from concurrent.futures import ThreadPoolExecutor
     from ratelimit_mw.model import Ask
+    from ratelimit_mw.stores.base import DECIDE
     from ratelimit_mw.stores.redis.store import RedisStore
     from tests.stores.contract import quota
 
     async def tasks(store, asks):
-        replies = await asyncio.gather(*(store.adecide(asks) for _ in range(150)))
+        replies = await asyncio.gather(*(store.aask((asks, DECIDE)) for _ in range(150)))
         await store.aclose()
         return replies
 
@@ -107,7 +109,7 @@ def test_five_asks_are_one_script_call(server, store):
 def test_a_hundred_tasks_share_a_few_calls(server):
     async def main():
         store = RedisStore(server.url, timeout=10)
-        await asyncio.gather(*(store.adecide([ask()]) for _ in range(100)))
+        await asyncio.gather(*(store.aask(([ask()], DECIDE)) for _ in range(100)))
         await store.aclose()
 
     asyncio.run(main())
@@ -119,11 +121,11 @@ def test_who_is_alone_does_not_wait_for_the_turn_to_end(any_server):
     async def main():
         store = RedisStore(any_server.url, timeout=20)
         for _ in range(2):
-            await store.adecide([ask()])
-        before, alone = any_server.calls("evalsha"), store.adecide([ask()])
+            await store.aask(([ask()], DECIDE))
+        before, alone = any_server.calls("evalsha"), store.aask(([ask()], DECIDE))
         future = alone.send(None)  # as far as a task goes in this turn, which does not end here
         eventually(lambda: any_server.calls("evalsha") == before + 1)
-        after = await asyncio.gather(future, *(store.adecide([ask()]) for _ in range(20)))
+        after = await asyncio.gather(future, *(store.aask(([ask()], DECIDE)) for _ in range(20)))
         alone.close()
         calls = any_server.calls("evalsha") - before
         await store.aclose()
@@ -202,9 +204,9 @@ def test_a_flushed_script_is_loaded_again(server, store):
     assert store.decide([ask()]).outcomes[0].remaining == 98
 
     async def main():
-        first = await store.adecide([ask()])
+        first = await store.aask(([ask()], DECIDE))
         server.admin.script_flush()
-        second = await store.adecide([ask()])
+        second = await store.aask(([ask()], DECIDE))
         await store.aclose()
         return first.outcomes[0].remaining, second.outcomes[0].remaining
 
@@ -244,7 +246,7 @@ def test_requests_that_ask_many_counters_travel_in_smaller_batches(any_server, w
     asks = [ask(key=f"d:r{number}:{{x}}") for number in range(5)]
 
     async def tasks():
-        await asyncio.gather(*(store.adecide(asks) for _ in range(60)))
+        await asyncio.gather(*(store.aask((asks, DECIDE)) for _ in range(60)))
         await store.aclose()
 
     if way == "tasks":
@@ -309,7 +311,7 @@ def test_a_request_whose_store_is_closed_while_it_connects_learns_why():
     async def main():
         with socket.create_server(("127.0.0.1", 0)) as silent:
             store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}", timeout=60)
-            request = asyncio.ensure_future(store.adecide([ask()]))
+            request = asyncio.ensure_future(store.aask(([ask()], DECIDE)))
             await aeventually(lambda: select.select([silent], [], [], 0)[0])
             await store.aclose()
             with pytest.raises(StoreUnavailable) as caught:
@@ -333,7 +335,7 @@ def test_a_thread_whose_store_is_closed_while_it_connects_learns_why_and_keeps_n
 
 def test_threads_and_loops_share_a_store(server, store):
     async def tasks():
-        replies = await asyncio.gather(*(store.adecide([ask()]) for _ in range(60)))
+        replies = await asyncio.gather(*(store.aask(([ask()], DECIDE)) for _ in range(60)))
         return sum(reply.admits([ask()]) for reply in replies)
 
     with ThreadPoolExecutor(4) as pool:
@@ -353,7 +355,7 @@ def test_many_event_loops_leave_nothing_behind(fresh_server):
     store = RedisStore(fresh_server.url, timeout=10)
     clients, threads = len(fresh_server.admin.client_list()), set(threading.enumerate())
     for _ in range(30):
-        asyncio.run(store.adecide([ask()]))
+        asyncio.run(store.aask(([ask()], DECIDE)))
     gc.collect()
     eventually(lambda: len(fresh_server.admin.client_list()) == clients)
     eventually(lambda: set(threading.enumerate()) <= threads)  # a probe of an earlier test may be ending
@@ -366,15 +368,15 @@ def test_a_loop_that_reconnected_keeps_its_new_connection(any_server):
         async def main():
             store = RedisStore(proxy.url, timeout=10)
             for _ in range(3):
-                await store.adecide([ask()])
+                await store.aask(([ask()], DECIDE))
                 proxy.reset()
                 await aeventually(lambda: not proxy.open)
                 await asyncio.sleep(0.05)
                 proxy.heal()
-                await store.adecide([ask()])
+                await store.aask(([ask()], DECIDE))
             connections = proxy.connections
             for _ in range(20):
-                await store.adecide([ask()])
+                await store.aask(([ask()], DECIDE))
                 await asyncio.sleep(0)
             assert proxy.connections == connections
             await store.aclose()
@@ -390,7 +392,7 @@ def test_the_context_of_a_request_does_not_live_on(any_server):
 
     async def request(store):
         variable.set(Heavy())
-        await store.adecide([ask()])
+        await store.aask(([ask()], DECIDE))
 
     async def main():
         store = RedisStore(any_server.url, timeout=10)
@@ -433,7 +435,7 @@ def test_after_a_fork_parent_and_child_go_on_with_connections_of_their_own(any_s
     assert store.decide([ask()]).outcomes[0].remaining == 99
     assert in_child(lambda: store.decide([ask()]).outcomes[0].remaining) == 98
     assert store.decide([ask()]).outcomes[0].remaining == 97
-    assert in_child(lambda: asyncio.run(store.adecide([ask()])).outcomes[0].remaining) == 96
+    assert in_child(lambda: asyncio.run(store.aask(([ask()], DECIDE))).outcomes[0].remaining) == 96
     assert in_child(lambda: (store.close(), store.decide([ask()]).outcomes[0].remaining)[1]) == 95
     assert store.decide([ask()]).outcomes[0].remaining == 94
     store.close()
@@ -489,7 +491,7 @@ def decides(url):
     store = RedisStore(url, timeout=10)
 
     async def main():
-        reply = await store.adecide([ask()])
+        reply = await store.aask(([ask()], DECIDE))
         await store.aclose()
         return reply
 

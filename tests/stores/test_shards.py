@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock
 from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.model import NEVER, SECOND, Ask, Quota
-from ratelimit_mw.stores.base import Wrapper
+from ratelimit_mw.stores.base import DECIDE, Wrapper
 from ratelimit_mw.stores.denials import DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -235,7 +235,7 @@ def test_tasks_admit_exactly_the_limit(any_server):
         asked = ask(100, period=LONG)
 
         async def client():
-            return sum([(await shards.adecide([asked])).admits([asked]) for _ in range(3)])
+            return sum([(await shards.aask(([asked], DECIDE))).admits([asked]) for _ in range(3)])
 
         total = sum(await asyncio.gather(*(client() for _ in range(100))))
         await shards.aclose()

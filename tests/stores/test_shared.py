@@ -19,6 +19,7 @@ from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.errors import CounterError, Late, NameTaken, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import SECOND, Quota
+from ratelimit_mw.stores.base import DECIDE
 from ratelimit_mw.stores.shared import file
 from ratelimit_mw.stores.shared.file import Location
 from ratelimit_mw.stores.shared.store import SharedStore
@@ -127,8 +128,9 @@ print(sum(admitted))
     def test_event_loops_of_processes_admit_exactly_the_limit(self, url):
         code = """
 import asyncio
+from ratelimit_mw.stores.base import DECIDE
 store, asks = opened(url), one(limit=100)
-async def run(): return await asyncio.gather(*(store.adecide(asks) for _ in range(100)))
+async def run(): return await asyncio.gather(*(store.aask((asks, DECIDE)) for _ in range(100)))
 print(sum(reply.admits(asks) for reply in asyncio.run(run())))
 """
         processes = [start(url, code) for _ in range(3)]
@@ -268,7 +270,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
         async def run():
             ticks = 0
-            decision = asyncio.ensure_future(store.adecide(one()))
+            decision = asyncio.ensure_future(store.aask((one(), DECIDE)))
             while not decision.done():
                 await asyncio.sleep(0)
                 ticks += 1
@@ -291,7 +293,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
         try:
             assert locked.wait(WITHIN)
             with pytest.raises(StoreUnavailable, match="was not free"):
-                asyncio.run(store.adecide(one()))
+                asyncio.run(store.aask((one(), DECIDE)))
             assert not ended.is_set()
         finally:
             ended.set()
@@ -651,7 +653,7 @@ class TestTheFolderOfAllUsers:
         with pytest.raises(NameTaken):
             store.connect("d")
         assert [store.decide(asks).admits(asks) for _ in range(5)] == [True] * 3 + [False] * 2
-        assert asyncio.run(store.adecide(asks)).admits(asks) is False
+        assert asyncio.run(store.aask((asks, DECIDE))).admits(asks) is False
         assert list(store.keys("d:")) == ["d:r:{x}"]
         assert not store.away
         (record,) = caplog.records
