@@ -221,16 +221,6 @@ _OF_THE_BODY = frozenset({"content-type", "content-length"})
 
 
 def _add(response: HttpResponseBase, headers: Iterable[tuple[str, str]]) -> None:
-    """Add the headers of a denial. A `response.handler` may repeat a name, but Django has one value for each name.
-
-    The values of a repeated header are joined, which has the same meaning (RFC 9110, section 5.3). Only cookies cannot
-    be joined; Django has them apart.
-    """
-    added: set[str] = set()
+    """Add the headers of a denial."""
     for name, value in headers:
-        key = name.lower()
-        if key == "set-cookie":
-            response.cookies.load(value)
-        else:
-            response[name] = f"{response[name]}, {value}" if key in added else value
-            added.add(key)
+        response[name] = value

@@ -6,10 +6,11 @@ in place of one of the three, stands for what the rules file configures.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from ratelimit_mw.config.kinds import TOKEN
+from ratelimit_mw.errors import Invalid
 from ratelimit_mw.identity.sources import described
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Decision
@@ -59,22 +60,20 @@ class DenialHandler(Generic[_Text]):
         """
         try:
             made: Any = self._function(context, decision)
+            return configured if made is None else self._changed(made, configured)
+        except Invalid as error:
+            problem = str(error)
         except Exception as error:  # noqa: BLE001 - the app's own function may raise anything
-            self._report(described(error))
-            return configured
-        if made is None:
-            return configured
-        try:
-            return self._changed(made, configured)
-        except ValueError as error:
-            self._report(str(error))
-            return configured
+            problem = described(error)
+        message = "response.handler %s: %s; the configured response is sent (logged once)"
+        self._once(logger.error, message, self._called, problem)
+        return configured
 
     def _changed(
         self, made: Any, configured: tuple[int, list[tuple[_Text, _Text]], bytes]
     ) -> tuple[int, list[tuple[_Text, _Text]], bytes]:
         if not isinstance(made, tuple) or len(made) != 3:
-            raise ValueError(f"it returned {type(made).__name__}, not (status, headers, body) or None")
+            raise Invalid(f"it returned {type(made).__name__}, not (status, headers, body) or None")
         status, headers, body = configured
         if made[0] is not None:
             status = _status(made[0])
@@ -88,14 +87,10 @@ class DenialHandler(Generic[_Text]):
         kept = [(name, value) for name, value in headers if name.lower() not in replaced]
         return status, [*kept, *((self._name(name), self._value(value)) for name, value in own)], body
 
-    def _report(self, problem: str) -> None:
-        message = "response.handler %s: %s; the configured response is sent (logged once)"
-        self._once(logger.error, message, self._called, problem)
-
 
 def _status(status: object) -> int:
     if not isinstance(status, int) or isinstance(status, bool) or not 200 <= status <= 599 or status in _WITHOUT_BODY:
-        raise ValueError(f"{status!r:.50} is not a status from 200 to 599 of a response with a body")
+        raise Invalid(f"{status!r:.50} is not a status from 200 to 599 of a response with a body")
     return int(status)
 
 
@@ -103,23 +98,18 @@ def _headers(headers: object) -> list[tuple[str, str]]:
     """Return the names and values. A value is not quoted in errors: it may be secret."""
     if headers is None:
         return []
-    if not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
-        raise ValueError(f"headers are {type(headers).__name__}, not a mapping")
-    try:
-        listed = list(headers.items() if isinstance(headers, Mapping) else headers)
-    except Exception as error:
-        raise ValueError(described(error)) from error  # a generator of the app may raise anything
+    if not isinstance(headers, Mapping):
+        raise Invalid(f"headers are {type(headers).__name__}, not a mapping")
     found = []
-    for pair in listed:
-        name, value = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
+    for name, value in headers.items():
         if not isinstance(name, str) or not TOKEN.fullmatch(name):
-            raise ValueError("the name of a header is not a token of RFC 9110")
+            raise Invalid("the name of a header is not a token of RFC 9110")
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
-            raise ValueError(f"the value of the header {name} is not printable ASCII text")
+            raise Invalid(f"the value of the header {name} is not printable ASCII text")
         if name.lower() in _OWN:
-            raise ValueError(f"the header {name} is made from the body")
+            raise Invalid(f"the header {name} is made from the body")
         if name.lower() in _OF_THE_CONNECTION:
-            raise ValueError(f"only the server sends the header {name}")
+            raise Invalid(f"only the server sends the header {name}")
         found.append((name, value.strip()))  # servers refuse blanks around a value
     return found
 
@@ -137,5 +127,5 @@ def _body(body: object) -> tuple[bytes, str]:
                 text = json.dumps(json.loads(text, parse_constant=lambda _: None))
             return text.encode(), "application/json"
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError("the body has a value that JSON does not have") from error
-    raise ValueError(f"the body is {type(body).__name__}, not text, bytes, a mapping or a list")
+            raise Invalid("the body has a value that JSON does not have") from error
+    raise Invalid(f"the body is {type(body).__name__}, not text, bytes, a mapping or a list")

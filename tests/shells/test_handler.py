@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+from collections import UserDict
 
 import pytest
 
@@ -23,7 +24,7 @@ def as_json(context, decision):
 
 
 def page(context, decision):
-    return 503, [("Content-Type", "text/html"), ("X-Shop", " closed ")], b"<p>wait"
+    return 503, {"Content-Type": "text/html", "X-Shop": " closed "}, b"<p>wait"
 
 
 def nothing(context, decision):
@@ -34,8 +35,8 @@ def raises(context, decision):
     raise KeyError("a secret")
 
 
-class LateFailure:
-    """Headers, or a body, that fail only when they are read."""
+class LateFailure(UserDict):
+    """Headers that fail only when they are read."""
 
     def __iter__(self):
         raise RuntimeError("a secret")
@@ -60,7 +61,7 @@ WRONG = {
     "flag": (True, {}, ""),
     "no body allowed": (204, {}, ""),
     "header list": (429, "X-A: b", ""),
-    "pairs": (429, ["ab"], ""),
+    "pairs": (429, [("X-A", "b")], ""),
     "header name": (429, {"X A": "b"}, ""),
     "number": (429, {"X-A": 5}, ""),
     "line break": (429, {"X-A": "b\r\nX-B: c"}, ""),
