@@ -250,19 +250,9 @@ def compose(
         compiled = [_compile(part.file, part.problems, source=part.source, once=once) for part in parts]
         if not any(part.problems for part in everything):
             rules = Rules(compiled)
-            warnings = [*_unused_shedding(everything, rules), *(found for made in compiled for found in made.warnings)]
             files = [(part.file, made) for part, made in zip(parts, compiled, strict=True)]
-            return Examined(rules, (), tuple(warnings), files)
+            return Examined(rules, (), rules.warnings, files)
     return Examined(None, tuple(problem for part in everything for problem in part.problems.in_order()))
-
-
-def _unused_shedding(parts: Sequence[_Part], rules: Rules) -> tuple[Problem, ...]:
-    """Warn about a `shed` that has no effect."""
-    found = Problems()
-    for part in parts:
-        if part.file.has_key("load", "shed") and not rules.shedding:
-            found.add(part.file.place("load", "shed"), "has no effect: no rule has a priority")
-    return found.in_order()
 
 
 def _share(parts: Sequence[_Part]) -> None:
