@@ -5,7 +5,7 @@ Projects import the middleware from `ratelimit_mw.django`; this module is intern
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
@@ -33,7 +33,7 @@ from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import RequestHandle
 from ratelimit_mw.http.setup import refuse_awaited
 from ratelimit_mw.identity.app_routes import of_django
-from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, WsgiRequest
+from ratelimit_mw.identity.http_request import UNREAD, AsgiRequest, FirstRequests, ReadFields, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.logs import logger
@@ -71,7 +71,15 @@ class Visit(Request):
 
     def app_route(self) -> str | None:
         """The template of the view's URL pattern."""
-        return of_django(self.path, getattr(self._visit(), "urlconf", None))
+        return of_django(self.path, self._urlconf)
+
+    def fields(self, read: ReadFields) -> Sequence[Any]:
+        """See `Request`. `UNREAD` if rules read the URL patterns, and another middleware has chosen them."""
+        return UNREAD if read.routes and self._urlconf else super().fields(read)
+
+    @property
+    def _urlconf(self) -> Any:
+        return getattr(self._visit(), "urlconf", None)
 
 
 class Environ(Visit, WsgiRequest):

@@ -51,6 +51,7 @@ class ReadFields:
         self._lengths = frozenset(map(len, self._folded))
         self._keys = [_key(name) for name in self.names]
         self._server = "host" in self.names  # without a Host header, the host is the name of the server
+        self.routes = "upgrade" in self.names  # those of WebSockets depend on it
 
     def of_scope(self, scope: Mapping[str, Any]) -> Sequence[Any]:
         """Return the name and the value of each line that rules may read, by any spelling of its name, in order.

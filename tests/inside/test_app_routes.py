@@ -80,7 +80,7 @@ def of_fastapi(limiter):
     return client.request
 
 
-def view(request, number=0):
+def view(request, number=0, shop=""):
     return HttpResponse()
 
 
@@ -261,6 +261,29 @@ def test_an_upgrade_that_no_route_serves_does_not_hide_the_route_of_later_reques
     disguised = [client.get("/login", headers={"Upgrade": "websocket"}) for _ in range(2)]
     assert [each.status_code for each in upgrades + disguised] == [400, 400, 200, 200]
     assert denied(lambda method, url: client.open(url, method=method), "/login") == [True]
+
+
+PER_SHOP = (path("<slug:shop>/<int:number>", view),)
+
+
+def choosing(get_response):
+    """A middleware of Django that chooses the URL patterns."""
+
+    def middleware(request):
+        if request.headers.get("X-Shops"):
+            request.urlconf = PER_SHOP
+        return get_response(request)
+
+    return middleware
+
+
+def test_url_patterns_that_a_middleware_of_django_chooses_are_those_of_each_request(limiter):
+    stack = [f"{HERE}.choosing", "ratelimit_mw.django.RateLimitMiddleware"]
+    with override_settings(RATELIMIT=limiter, ROOT_URLCONF=HERE, MIDDLEWARE=stack):
+        blocking(["/items/1"] * 2)
+        answers = blocking(["/items/1"] * 2, {"X-Shops": "1"})
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert limiter.peek({"ip": "127.0.0.1", "route": "/<slug:shop>/<int:number>"}).used == 2
 
 
 def test_two_apps_of_one_limiter_have_their_own_routes(limiter):
