@@ -34,7 +34,7 @@ def digester(secret: str, domain: str) -> Callable[[str], str]:
         state.update(text.encode("utf-8", "surrogatepass"))
         return urlsafe_b64encode(state.digest()).decode("ascii")
 
-    return _cached(digest)
+    return digest
 
 
 def _cached(digest: Callable[[str], str]) -> Callable[[str], str]:
@@ -124,7 +124,8 @@ class Attributes:
         self._known_names = lru_cache(maxsize=1024)(self._known_name)
         self.client_address = ClientAddress(client, self._once)
         """Reads the attribute `ip`."""
-        self.digest = digester(client.secret, client.domain)
+        self._digested = digester(client.secret, client.domain)
+        self.digest = _cached(self._digested)
         """Hashes values that must not be readable in a counter's key. See `digester`."""
         self.digest_of = lru_cache(maxsize=1024)(self._digest_of)
         """Returns the function that hashes the values of an attribute: one hash for all spellings of a credential."""
@@ -336,7 +337,7 @@ class Attributes:
             spelling = reduced(value)
             if is_session(spelling):
                 self._once(logger.warning, _SESSION, name)
-            return self.digest(spelling)
+            return self._digested(spelling)
 
         return _cached(digest)
 

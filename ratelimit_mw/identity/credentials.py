@@ -106,7 +106,7 @@ def credential(authorization: str | None) -> str | None:
     if len(words) < 2:
         return words[0] if scheme not in _SCHEMES else None
     value = words[1].strip()
-    if scheme == "bearer" and len(reduced(value).split(None, 1)) == 1:
+    if scheme == "bearer" and (len(value.split(None, 1)) == 1 or len(reduced(value).split(None, 1)) == 1):
         return value
     if scheme == "basic":
         return _basic_user(value)
