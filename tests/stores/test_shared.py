@@ -668,13 +668,14 @@ class TestTheFolderOfAllUsers:
     def test_a_name_that_is_taken_while_the_store_is_away_ends_that(self, folder, caplog):
         """The file is replaced by one of this user that cannot be used, and then by one of another user."""
         store, asks = opened("lmdb://shop"), one(limit=3)
-        path = Path(store.location.path)
-        path.mkdir()
+        path, theirs = Path(store.location.path), folder / "theirs"
+        path.write_text("not a file of counters")
         with pytest.raises(PermanentFault):
             store.decide(asks)
         assert store.away
-        path.rmdir()
-        as_another_user(path.touch)
+        theirs.touch()
+        os.chown(theirs, 65_534, 65_534)
+        theirs.rename(path)  # in one step, because probes may make the file at any time
         eventually(lambda: not store.away)
         assert [store.decide(asks).admits(asks) for _ in range(4)] == [True] * 3 + [False]
         store.close()
