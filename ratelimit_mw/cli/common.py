@@ -2,10 +2,11 @@
 
 import json
 import os
+import string
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -77,12 +78,20 @@ Attribute = Annotated[
 def attributes(ip: str | None, user: str | None, tier: str | None, others: list[str] | None) -> dict[str, str]:
     """Return the attributes in these options, by name. Raises typer.BadParameter."""
     found = {name: value for name, value in (("ip", ip), ("user", user), ("tier", tier)) if value is not None}
-    for other in others or ():
-        name, equals, value = other.partition("=")
-        if not equals or not name.strip():
-            raise typer.BadParameter(f"{other!r} is not NAME=VALUE", param_hint="--attribute")
-        found[name.strip()] = value
-    return found
+    return found | dict(pairs_of(others, "NAME=VALUE", "--attribute"))
+
+
+def pairs_of(texts: Iterable[str] | None, form: str, option: str, *, empty: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield the names and the values of an option whose texts have this form, such as "NAME=VALUE".
+
+    A value may be empty if `empty`. Raises typer.BadParameter.
+    """
+    separator = form.strip(string.ascii_uppercase)
+    for text in texts or ():
+        name, found, value = text.partition(separator)
+        if not (found and name.strip() and (empty or value.strip())):
+            raise typer.BadParameter(f"{text!r} is not {form}", param_hint=option)
+        yield name.strip(), value
 
 
 def require_known(rules: Rules, client: Mapping[str, str]) -> None:

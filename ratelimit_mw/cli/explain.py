@@ -23,6 +23,7 @@ from ratelimit_mw.cli.common import (
     diagnostics,
     fail,
     open_limiter,
+    pairs_of,
     require_known,
     say_json,
     say_result,
@@ -198,12 +199,7 @@ def _explained(limiter: RateLimiter, request: AsgiRequest, cost: int) -> Explana
 def _scope(method: str, target: str, headers: list[str], peer: str | None) -> dict[str, Any]:
     """Return the ASGI scope of the request. Raises typer.BadParameter."""
     path, _, query = target.partition("?")
-    lines = []
-    for line in headers:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            raise typer.BadParameter(f"{line!r} is not NAME:VALUE", param_hint="--header")
-        lines.append((name.strip().lower().encode(), value.strip().encode()))
+    lines = pairs_of(headers, "NAME:VALUE", "--header")
     return {
         "type": "http",
         "method": method.upper(),
@@ -211,6 +207,6 @@ def _scope(method: str, target: str, headers: list[str], peer: str | None) -> di
         "path": unquote(path) or "/",
         "raw_path": path.encode(),
         "query_string": query.encode(),
-        "headers": lines,
+        "headers": [(name.lower().encode(), value.strip().encode()) for name, value in lines],
         "client": (peer, 0) if peer else None,
     }

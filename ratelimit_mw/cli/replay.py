@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from ratelimit_mw.cli import Exit
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Json, Most, console_of, fail, fail_with, say_json
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, Config, Json, Most, console_of, fail, fail_with, pairs_of, say_json
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.cli.replayed import as_mapping, as_markdown, say_result
 from ratelimit_mw.errors import ConfigurationError, Invalid, StoreUnavailable
@@ -105,14 +105,8 @@ def time_of(text: str | None, option: str) -> int | None:
 
 def places_of(fields: list[str] | None) -> dict[str, str]:
     """Return the places of fields in the log, by the names of the fields. Raises typer.BadParameter."""
-    found: dict[str, str] = {}
-    for each in fields or ():
-        name, equals, place = each.partition("=")
-        if not equals or not name.strip() or not place.strip():
-            raise typer.BadParameter(f"{each!r} is not NAME=PLACE", param_hint="--field")
-        name = name.strip()
-        found[name.lower() if name.lower().startswith("header:") else name] = place.strip()
-    return found
+    given = pairs_of(fields, "NAME=PLACE", "--field", empty=False)
+    return {name.lower() if name.lower().startswith("header:") else name: place.strip() for name, place in given}
 
 
 @contextmanager
