@@ -20,9 +20,8 @@ from ratelimit_mw.cli.lint import check
 from ratelimit_mw.cli.replayed import as_mapping, as_markdown, say_result
 from ratelimit_mw.errors import ConfigurationError, Invalid, StoreUnavailable
 from ratelimit_mw.foresight.logs import STANDARD_INPUT
-from ratelimit_mw.foresight.logs.entry import check_fields
+from ratelimit_mw.foresight.logs.entry import any_time, check_fields
 from ratelimit_mw.foresight.logs.formats import WORDS, UnusableLog
-from ratelimit_mw.foresight.logs.times import any_time
 from ratelimit_mw.foresight.replay import Options
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.results import DeniedRequest, Result

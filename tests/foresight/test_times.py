@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.foresight.logs.times import KnownTimes, any_time, common_time, duration
+from ratelimit_mw.foresight.logs.entry import KnownTimes, any_time, common_time, duration
 
 AT = datetime(2015, 5, 17, 10, 5, 3, tzinfo=UTC)
 ZONES = st.integers(-720, 720).map(lambda minutes: timezone(timedelta(minutes=minutes)))

@@ -18,10 +18,15 @@ from ratelimit_mw.foresight.logs.entry import (
     TIMES,
     EntryMaker,
     LogEntry,
+    TimeReader,
     Unreadable,
+    any_time,
+    common_time,
+    epoch_time,
+    iso_time,
     nearest,
+    strftime_time,
 )
-from ratelimit_mw.foresight.logs.times import TimeReader, any_time, common_time, epoch_time, iso_time, strftime_time
 
 
 class Variable(NamedTuple):

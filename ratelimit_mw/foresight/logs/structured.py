@@ -18,9 +18,9 @@ from ratelimit_mw.foresight.logs.entry import (
     EntryMaker,
     LogEntry,
     Unreadable,
+    any_time,
     wire,
 )
-from ratelimit_mw.foresight.logs.times import any_time
 
 Places = Mapping[str, tuple[str, ...]]
 """Where each field is: the names of its value, of which the first that a line has counts. A name may be a path with
