@@ -12,7 +12,7 @@ from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, Unread
 from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
 from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
-from ratelimit_mw.foresight.what_if.collection import NEEDS_NUMPY, Collection, has_numpy
+from ratelimit_mw.foresight.what_if import NEEDS_NUMPY, Collection, has_numpy
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
 

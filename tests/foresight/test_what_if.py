@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw.algorithms import ALGORITHMS, DECIDE_ALL, for_rules
+from ratelimit_mw.foresight import what_if as kept_requests
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.simulation import Simulation
 from ratelimit_mw.foresight.what_if import (
     MOST_LIMITS,
+    NEEDS_NUMPY,
+    Recording,
     candidates,
-    collection,
     columns,
     exact,
     replayed_candidates,
@@ -244,7 +246,7 @@ def test_a_coupled_curve_equals_the_engine_at_eight_limits(log, rules):
 )
 def test_curves_are_the_same_in_small_blocks_and_parts(log, monkeypatch, rules):
     whole = replayed(log, *rules, what_if="limited")
-    monkeypatch.setattr(collection, "_BLOCK", 7)
+    monkeypatch.setattr(kept_requests, "_BLOCK", 7)
     monkeypatch.setattr(columns, "_MOST_SORTED", 5)
     assert replayed(log, *rules, what_if="limited").curves == whole.curves
     monkeypatch.setattr(columns, "_MOST_JUDGED", 3)
@@ -402,13 +404,13 @@ def test_a_limit_that_the_algorithm_cannot_have_is_left_out(tmp_path):
 def test_without_numpy_a_sentence_says_what_to_install(log, monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     result = replayed(log, LIMITED)
-    assert (result.curves, result.without_curve) == ([], [collection.NEEDS_NUMPY])
+    assert (result.curves, result.without_curve) == ([], [NEEDS_NUMPY])
     assert result.outcome.denied
 
 
 @pytest.mark.parametrize("bound", ["MOST_REQUESTS", "MOST_COUNTERS"])
 def test_a_log_with_too_many_arrivals_has_no_curve(log, monkeypatch, bound):
-    monkeypatch.setattr(collection, bound, 2)
+    monkeypatch.setattr(kept_requests, bound, 2)
     result = replayed(log, LIMITED)
     what = "2 requests at rules" if bound == "MOST_REQUESTS" else "2 counters"
     assert (result.curves, result.without_curve) == ([], [f"there is no what-if: the log has more than {what}"])
@@ -451,7 +453,7 @@ def test_blocked_clients_and_other_limits_of_clients_are_replayed(log):
 def test_an_override_that_ends_changes_the_limit_of_one_counter(log):
     rules = Simulation({"domain": "d", "rules": [LIMITED]}).rules
     (rule,) = rules.rules
-    collected = collection.Recording([rule], lambda identity, _: identity)
+    collected = Recording([rule], lambda identity, _: identity)
     for limit in (4, 5):
         collected.plan_of(ENTRY, (Charge(rule, Ask("d:limited:{ip=1}", Quota("fixed_window", limit, 10**6))),))
     assert collected.coupled == {0}
@@ -469,9 +471,9 @@ def limit_of(_request):
 
 @pytest.mark.parametrize(("bound", "what"), [("MOST_REQUESTS", "2 requests at rules"), ("MOST_COUNTERS", "2 counters")])
 def test_too_many_arrivals_have_no_curve(bound, what, monkeypatch):
-    monkeypatch.setattr(collection, bound, 2)
+    monkeypatch.setattr(kept_requests, bound, 2)
     rule = Rule("limited")
-    kept = collection.Recording([rule], lambda identity, _: identity)
+    kept = Recording([rule], lambda identity, _: identity)
     for number in range(3):
         assert kept.too_many == ""
         charge = Charge(rule, Ask(f"d:limited:{{ip={number}}}", Quota("fixed_window", 4, 10**6)))

@@ -1,15 +1,26 @@
-"""The limits of a configuration that have a what-if curve, and at which numbers. This module needs no numpy."""
+"""What a replay keeps for its what-if curves: the limits that have one, and each request in three to eight bytes.
 
+The requests are kept with the counters that they asked, because only the end of a log tells which rules deny most, and
+standard input cannot be read twice. Neither the limits nor the requests need numpy here.
+"""
+
+import zlib
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import accumulate, count
+from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.model import Quota, Rule
-from ratelimit_mw.rules.compiled import CompiledRule
+from ratelimit_mw.foresight.clients import agent_of
+from ratelimit_mw.foresight.logs.entry import LogEntry
+from ratelimit_mw.foresight.simulation import Simulation, identity_of
+from ratelimit_mw.model import Ask, Charge, Quota, Rule
+from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.units import spell_period
@@ -144,3 +155,268 @@ def _written(highest: int) -> list[int]:
 def _median(peaks: Sequence[tuple[int, int]]) -> int:
     seen = list(accumulate(number for _, number in peaks))
     return peaks[bisect_left(seen, seen[-1] / 2)][0] if peaks else 1
+
+
+NEEDS_NUMPY = "the what-if needs numpy: pip install 'ratelimit_mw[foresight]'"
+
+MOST_REQUESTS = 10_000_000
+"""The most requests that are kept."""
+
+MOST_COUNTERS = 1_000_000
+"""The most counters whose requests are kept."""
+
+_BLOCK = 1 << 16
+"""The requests that are compressed together."""
+
+_MOST_PATHS = 1 << 16
+_MOST_AGENTS = 1000
+_MOST_TEXTS = 1 << 14
+"""The most texts whose numbers are remembered. Clients may write many more."""
+
+OTHERS = "(others)"
+"""Stands for what came when a table was full."""
+
+STATUS = 10
+"""The bits of the status in `Recording.marks`. The number of the agent is in the bits above it."""
+
+
+Named = Callable[[str, LogEntry | None], str]
+"""(identity of a client, a request of it) → its name. Without a request, what only requests tell is missing."""
+
+
+class Series(NamedTuple):
+    """The counters of one limit: the place of its rule in the order of the files, its quota, and if it is a shadow."""
+
+    rule: int
+    quota: Quota
+    shadow: bool
+
+
+class Numbers(dict[str, int]):
+    """Numbers texts by what they have in common, in the order of their appearance.
+
+    Args:
+        shared: What a text has in common with others.
+        most: The most different numbers. Number 0 stands for all others.
+    """
+
+    def __init__(self, shared: Callable[[str], str], most: int) -> None:
+        super().__init__()
+        self.names = [OTHERS]
+        """What each number stands for."""
+        self._shared, self._most = shared, most
+        self._known: dict[str, int] = {}
+
+    def __missing__(self, text: str) -> int:
+        """Return the number of a text that is not remembered."""
+        name = self._shared(text)
+        number = self._known.get(name, 0)
+        if not number and len(self.names) < self._most:
+            number = self._known[name] = len(self.names)
+            self.names.append(name)
+        if len(self) >= _MOST_TEXTS:
+            self.clear()
+        self[text] = number
+        return number
+
+
+class Recording:
+    """The requests of a log that asked at least one counter, in order of time, as columns.
+
+    Blocks of them are compressed, to about a fifth.
+
+    The counters that a request asks are its plan. A plan has a number, as each counter has.
+
+    Args:
+        rules: The rules, in the order of the files.
+        named: Names a client.
+        durations: Keep how long each request took.
+
+    Attributes:
+        blocks: The columns of each block of requests, compressed: `times`, `plans`, `paths`, `marks` and `durations`.
+            The attributes with these names have the requests that are not compressed yet.
+        times: When each request began, in microseconds since the epoch.
+        plans: The number of the plan of each request. It is ~number if the request was denied.
+        paths: The number of the path of each request in `path_names`.
+        marks: The status of each request, and the number of its user agent, see `STATUS`.
+        durations: How long each request took, in microseconds, if this is kept.
+        keys: The numbers of the counters, by their keys.
+        series: The limits whose counters were asked.
+        series_of: The number of the series of each counter.
+        members: The counters of all plans, one plan after the other.
+        ends: The end of each plan in `members`.
+        unusual: The charges of plans that are not told by their counters: they have a cost, or another limit than most.
+        names: The names of the clients of counters, where the key does not have it.
+        coupled: The places of the rules whose decisions depended on more than one counter in the log. A rule may also
+            be coupled by its own words.
+        too_many: Why no requests are kept, as a sentence. "" if they are.
+    """
+
+    def __init__(self, rules: Sequence[Rule], named: Named, *, durations: bool = False) -> None:
+        self.times, self.plans = array("q"), array("i")
+        self.paths, self.marks = array("H"), array("I")
+        self.durations = array("q")
+        self.blocks: list[list[bytes]] = []
+        self._requests, self._room = 0, min(_BLOCK, MOST_REQUESTS + 1)
+        self.path_names = Numbers(lambda target: target.partition("?")[0], _MOST_PATHS)
+        self.agents = Numbers(agent_of, _MOST_AGENTS)
+        self.keys: dict[str, int] = {}
+        self.series: list[Series] = []
+        self.series_of = array("i")
+        self.members, self.ends = array("i"), array("i")
+        self.unusual: dict[int, Sequence[Charge]] = {}
+        self.names: dict[int, str] = {}
+        self.coupled: set[int] = set()
+        self.too_many = ""
+        self.named = named
+        self.rules = rules
+        self._durations = durations
+        self._places = {id(rule): place for place, rule in enumerate(rules)}
+        self._known_series: dict[Series, int] = {}
+        self._alone = array("i")  # the plan of each counter that asks nothing else
+        self._known: dict[tuple[object, ...], int] = {}
+
+    def add(self, entry: LogEntry, plan: int, allowed: bool) -> None:
+        """Add a request, its plan (see `plan_of`), and if it was allowed. Requests must be in order of time."""
+        if self.too_many:
+            return
+        at, _, _, target, status, lasted, _, agent = entry
+        self.times.append(at)
+        self.plans.append(plan if allowed else ~plan)
+        self.paths.append(self.path_names[target])
+        self.marks.append(self.agents[agent] << STATUS | status)
+        if self._durations:
+            self.durations.append(lasted)
+        if len(self.times) >= self._room:
+            self.pack()
+
+    def pack(self) -> None:
+        """Compress the requests that are not compressed yet."""
+        columns = (self.times, self.plans, self.paths, self.marks, self.durations)
+        self._requests += len(self.times)
+        if self._requests > MOST_REQUESTS or len(self.keys) > MOST_COUNTERS:
+            self._stop()
+        else:
+            self.blocks.append([zlib.compress(column, 1) for column in columns])
+            self._room = min(_BLOCK, MOST_REQUESTS + 1 - self._requests)
+        for column in columns:
+            del column[:]
+
+    def charges_of(self, plan: int, replaced: Callable[[int, Charge], Charge | None]) -> list[Charge]:
+        """Return what a plan asks.
+
+        Args:
+            plan: The number of the plan.
+            replaced: (number of the counter, charge) → the charge to take in its place, or None to leave it out.
+        """
+        numbers = self.members[self.places_of(plan)]
+        charges = self.unusual.get(plan) or map(self._charge, numbers)
+        found = (replaced(number, charge) for number, charge in zip(numbers, charges, strict=True))
+        return [charge for charge in found if charge is not None]
+
+    def places_of(self, plan: int) -> slice:
+        """Return where the counters of a plan are in `members`."""
+        return slice(self.ends[plan - 1] if plan else 0, self.ends[plan])
+
+    def _charge(self, number: int) -> Charge:
+        if not self._spelled:
+            self._spelled = list(self.keys)
+        place, quota, shadow = self.series[self.series_of[number]]
+        return Charge(self.rules[place], Ask(self._spelled[number], quota, 1, shadow))
+
+    _spelled: Sequence[str] = ()
+    """The keys by their numbers, after the last request."""
+
+    def plan_of(self, entry: LogEntry, charges: Sequence[Charge]) -> int:
+        """Return the number of what a request asks: its plan. Equal plans have one number."""
+        if self.too_many:
+            return 0
+        asked = () if charges is BLOCKED else charges
+        numbers = [self._numbered(ask, self._places[id(rule)], entry) for rule, ask in asked]
+        quotas = [self.series[self.series_of[number]].quota for number in numbers]
+        pairs = list(zip(asked, quotas, strict=True))
+        unusual = [self._places[id(rule)] for (rule, ask), quota in pairs if ask.cost != 1 or ask.quota != quota]
+        self.coupled.update(unusual)
+        if len(numbers) == 1 and not unusual:
+            plan = self._alone[numbers[0]]
+            if plan < 0:
+                plan = self._alone[numbers[0]] = self._new(numbers)
+        else:
+            asks = tuple((ask.cost, ask.quota) for _, ask in asked) if unusual else ()
+            key = (*numbers, *asks)
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self._new(numbers)
+                self._couple(asked)
+                if unusual:
+                    self.unusual[found] = asked
+            plan = found
+        return plan
+
+    def _new(self, numbers: Iterable[int]) -> int:
+        self.members.extend(numbers)
+        self.ends.append(len(self.members))
+        return len(self.ends) - 1
+
+    def _stop(self) -> None:
+        many = self._requests > MOST_REQUESTS
+        what = f"more than {MOST_REQUESTS:,} requests at rules" if many else f"more than {MOST_COUNTERS:,} counters"
+        for column in (self.blocks, self.members, self.ends):
+            del column[:]
+        for table in (self.keys, self.unusual, self.names, self._known):
+            table.clear()
+        self.too_many = f"there is no what-if: the log has {what}"
+
+    def _couple(self, charges: Sequence[Charge]) -> None:
+        """Note which rules of a request depend on each other, or ask several counters for it."""
+        places = [self._places[id(rule)] for rule, _ in charges]
+        grouped = any(rule.quota_group for rule, _ in charges)
+        deciding = [place for place, (_, ask) in zip(places, charges, strict=True) if grouped or not ask.shadow]
+        self.coupled.update(deciding if len(deciding) > 1 else ())
+        self.coupled.update(place for place in places if places.count(place) > 1)
+
+    def _numbered(self, ask: Ask, rule: int, entry: LogEntry) -> int:
+        """Return the number of a counter."""
+        key, quota, _, shadow = ask
+        number = self.keys.get(key)
+        if number is None:
+            number = self.keys[key] = len(self.keys)
+            if number >= MOST_COUNTERS:
+                self._room = 0  # it is one too many
+            series = Series(rule, quota, shadow)
+            place = self._known_series.get(series)
+            if place is None:
+                place = self._known_series[series] = len(self.series)
+                self.series.append(series)
+            self.series_of.append(place)
+            self._alone.append(-1)
+            if "user=" in key or "path=" in key:  # the key has a hash, or the text in another spelling
+                self.names[number] = self.named(identity_of(key), entry)
+        return number
+
+
+class Collection:
+    """Collects what the curves of one set of rules need.
+
+    Args:
+        rules: The rules of the replay.
+        name: The only rule to make curves of. None: all rules. Of those whose decisions are coupled, the two that deny
+            most.
+        simulation: Returns a new simulation of the rules, for a replay at another limit.
+        named: Names a client.
+
+    Attributes:
+        recording: The requests.
+        subjects: The limits to make curves of, in the order of the files.
+    """
+
+    def __init__(self, rules: Rules, name: str | None, simulation: Callable[[], Simulation], named: Named) -> None:
+        self.simulation, self.name = simulation, name
+        rules_of_all = [rule for part in rules.parts for rule in part.rules]
+        self.recording = Recording(rules_of_all, named, durations=rules.settling)
+        self.subjects: list[Subject] = [each for each in subjects_of(rules) if name in (None, each.rule.name)]
+
+
+def has_numpy() -> bool:
+    """Return True if numpy is installed."""
+    return find_spec("numpy") is not None

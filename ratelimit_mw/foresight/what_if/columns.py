@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ratelimit_mw.foresight.clients import Facts, Having, regular_period
 from ratelimit_mw.foresight.simulation import identity_of
-from ratelimit_mw.foresight.what_if.collection import STATUS, Recording, Series
+from ratelimit_mw.foresight.what_if import STATUS, Recording, Series
 from ratelimit_mw.foresight.what_if.exact import Bools, Ints, Sequences, changes
 
 _PARTS = re.compile(r".*\.(?:css|js|mjs|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|map)", re.IGNORECASE)

@@ -15,8 +15,7 @@ from ratelimit_mw.errors import quoted
 from ratelimit_mw.foresight.clients import MOST_NAMED, Client, client_of, fair
 from ratelimit_mw.foresight.results import Curve, RuleResult, RulesOutcome
 from ratelimit_mw.foresight.simulation import identity_of
-from ratelimit_mw.foresight.what_if import Subject, candidates, replayed_candidates
-from ratelimit_mw.foresight.what_if.collection import Collection, Series
+from ratelimit_mw.foresight.what_if import Collection, Series, Subject, candidates, replayed_candidates
 from ratelimit_mw.foresight.what_if.columns import Asked, Columns
 from ratelimit_mw.foresight.what_if.exact import (
     Bools,
