@@ -36,6 +36,7 @@ from ratelimit_mw.cli.common import (
 from ratelimit_mw.cli.watch import watch
 from ratelimit_mw.decision.explanation import seconds
 from ratelimit_mw.errors import StoreUnavailable, nearest
+from ratelimit_mw.foresight.wording import counted
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, attributes_of
@@ -315,4 +316,4 @@ def reset(
                 typer.confirm(f"Reset {len(keys)} counters of {whose}?", abort=True, err=True)
         for start in range(0, len(keys), _RESET_BATCH):
             with_retries(partial(store.forget, keys[start : start + _RESET_BATCH]))
-    say_result({"reset": keys}, f"{len(keys)} counter{'s' * (len(keys) != 1)} reset", as_json=as_json)
+    say_result({"reset": keys}, f"{counted(len(keys), 'counter')} reset", as_json=as_json)

@@ -18,6 +18,7 @@ from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Json, Storag
 from ratelimit_mw.cli.routes import ReadApp, changing_identities, read_app, rows_of
 from ratelimit_mw.decision.kill_switch import SWITCH
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, StoreUnavailable
+from ratelimit_mw.foresight.wording import counted
 from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Ask, Quota
@@ -379,7 +380,7 @@ def _findings(config: str, storage: str | None, app: ReadApp | None, workers: in
         yield "rules", Finding("wrong", f"the rules can't be fetched: {away}", _remedy(away, "start their server"))
         return
     shadows = [part.domain for part in rules.parts if part.shadow]
-    yield "rules", Finding("ok", f"{config}: {len(rules.rules)} rule{'s' * (len(rules.rules) != 1)}")
+    yield "rules", Finding("ok", f"{config}: {counted(len(rules.rules), 'rule')}")
     if shadows:
         yield "rules", Finding("wrong", f"shadow: {', '.join(shadows)} is not enforced", "remove shadow: true")
     setup = Setup(rules, switch, replace(rules.storage, url=url), app, workers)

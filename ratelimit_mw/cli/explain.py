@@ -34,6 +34,7 @@ from ratelimit_mw.cli.routes import Comparison, compare, read_app, with_limits_r
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
+from ratelimit_mw.foresight.wording import counted
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import rule_names
@@ -103,11 +104,11 @@ def _usable(found: Examined) -> bool:
 
 
 def _summary(file: str, found: Examined) -> str:
-    parts = [f"valid, {_count(len(found.rules.rules), 'rule')}"] if found.rules and not found.problems else []
+    parts = [f"valid, {counted(len(found.rules.rules), 'rule')}"] if found.rules and not found.problems else []
     shadows = _in_shadow(found)
     parts += [f"shadow: {' and '.join(shadows)} is not enforced"] if shadows else []
-    parts += [_count(len(found.problems), "problem")] if found.problems else []
-    parts += [_count(len(found.warnings), "warning")] if found.warnings else []
+    parts += [counted(len(found.problems), "problem")] if found.problems else []
+    parts += [counted(len(found.warnings), "warning")] if found.warnings else []
     scheme, separator, _ = file.partition("://")  # a URL is no file, and the rest of it may have a password
     return f"{scheme + separator if separator else file}: {', '.join(parts)}"
 
@@ -115,10 +116,6 @@ def _summary(file: str, found: Examined) -> str:
 def _in_shadow(found: Examined) -> list[str]:
     """Return the domains whose file has `shadow: true`."""
     return [part.domain for part in (found.rules.parts if found.rules else ()) if part.shadow]
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _as_mapping(file: str, found: Examined, compared: Comparison | None) -> dict[str, object]:

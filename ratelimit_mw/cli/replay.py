@@ -4,11 +4,12 @@ import csv
 import gc
 import json
 import math
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -214,12 +215,14 @@ def replay(
     The exit code is 1 if the rules or the log cannot be read, if no rule applied, or above `--fail-above`.
     """
     limit = None if fail_above is None else _share(fail_above)
-    for option, path in (("--html", html), ("--markdown", markdown)):
-        if path is not None and not (path.parent.is_dir() and not path.is_dir()):
-            raise typer.BadParameter(f"{str(path)!r} is not a file in a folder that exists", param_hint=option)
-    _require_apart(
-        {"--html": html, "--markdown": markdown, "--denials": denials}, {"log": logs, "rules": [rules, against]}
-    )
+    taken = {os.path.realpath(each) for each in (*logs, rules, against or rules)}
+    for option, path in (("--html", html), ("--markdown", markdown), ("--denials", denials)):
+        if path is not None:
+            if not path.parent.is_dir() or path.is_dir():
+                raise typer.BadParameter(f"{str(path)!r} is not a file in a folder that exists", param_hint=option)
+            if os.path.realpath(path) in taken:
+                raise typer.BadParameter(f"{str(path)!r} is also an input or another output", param_hint=option)
+            taken.add(os.path.realpath(path))
     with _denials_to(denials, rule) as on_denial, errors_shown(), progress_of("replay", logs) as on_progress:
         options = Options(
             logs=logs,
@@ -255,18 +258,6 @@ def replay(
         with _writing(markdown):
             markdown.write_text(as_markdown(result, most), "utf-8")
     _conclude(result, limit, rule, lenient=lenient, count_shadow=count_shadow)
-
-
-def _require_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Sequence[str | None]]) -> None:
-    """Raise typer.BadParameter if an output would replace an input or another output."""
-    taken = [(Path(each), f"the {what}") for what, paths in inputs.items() for each in paths if each is not None]
-    for option, path in outputs.items():
-        if path is not None:
-            for other, what in taken:
-                with suppress(OSError):  # a file that does not exist is none of the others
-                    if path.absolute() == other.absolute() or path.samefile(other):
-                        raise typer.BadParameter(f"{str(path)!r} is also {what}", param_hint=option)
-            taken.append((path, f"the file of {option}"))
 
 
 def _conclude(result: Result, limit: float | None, rule: str | None, *, lenient: bool, count_shadow: bool) -> None:

@@ -86,10 +86,14 @@ def sentence(result: Result) -> str:
     text = f"{outcome.denied:,} of {outcome.requests:,} requests would have been denied{_of(outcome.limited)}"
     if any(shadows):
         alone = ": all rules are in shadow" if all(shadows) else ""
-        more = "" if all(shadows) else " more"
-        requests = f"{outcome.shadow_denied:,}{more} request{'s' * (outcome.shadow_denied != 1)}"
+        requests = counted(outcome.shadow_denied, "request" if all(shadows) else "more request")
         text += f"{alone}. The shadow rules would deny {requests}{_of(outcome.shadowed)}"
     return text + "."
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things: "1 client", "2 clients"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _of(clients: Heaviest[str]) -> str:
@@ -122,8 +126,7 @@ def changes(difference: Difference, most: int) -> Iterator[Change]:
     """Yield how two sets of rules differ, with at most so many clients for each change."""
     for word, clients in (("denied", difference.newly_denied), ("allowed", difference.newly_allowed)):
         named = [(client, spelled(seen.at_least, at_least=seen.error > 0)) for client, seen in clients.most(most)]
-        requests = f"{clients.total:,} request{'s' * (clients.total != 1)}"
-        yield Change(word, requests, _clients(clients), named, len(clients) - len(named))
+        yield Change(word, counted(clients.total, "request"), _clients(clients), named, len(clients) - len(named))
 
 
 def spelled(number: int, *, at_least: bool = False) -> str:

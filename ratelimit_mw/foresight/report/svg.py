@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ratelimit_mw.foresight.report.markup import Markup, circle, cut, element, line, polyline, svg, text
 from ratelimit_mw.foresight.results import DAY, STEPS, Bars, Curve
+from ratelimit_mw.foresight.wording import counted
 
 _CHARACTER = 6.6
 """The width of a character of an axis, in pixels, rounded up."""
@@ -218,9 +219,13 @@ def _with_zero(low: float, high: float, begin: float, end: float) -> Scale:
 def _busiest(curve: Curve, across: Scale, scale: Scale) -> Iterator[Bar]:
     for low, high, number in spans_of(curve.peaks):
         span = f"{low:,} to {high:,}" if low != high else f"{high:,}"
-        hint = f"{span}: {number:,} client{'s' * (number != 1)}"
         # The bar ends at its highest number. A client that stays within a limit is therefore left of its line.
-        yield Bar(across.at(low - 1), min(across.at(high), across.end), scale.at(number), hint)
+        yield Bar(
+            across.at(low - 1),
+            min(across.at(high), across.end),
+            scale.at(number),
+            f"{span}: {counted(number, 'client')}",
+        )
 
 
 def spans_of(counts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

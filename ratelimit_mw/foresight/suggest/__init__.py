@@ -37,6 +37,7 @@ from ratelimit_mw.foresight.suggest.limits import (
     limits_of,
 )
 from ratelimit_mw.foresight.suggest.traffic import Route, Traffic
+from ratelimit_mw.foresight.wording import counted
 from ratelimit_mw.units import DAY, HOUR, MINUTE, spell_period
 
 DOMAIN = "app"
@@ -175,11 +176,6 @@ def propose(traffic: Traffic, check: Examine, *, enforce: bool = False) -> Propo
             "may have the address of the proxy: `--field ip=…` says where that of the client is"
         )
     return _Analysis(traffic, check).proposal(enforce=enforce)
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number of things: "1 client", "2 clients"."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 class _Scope(NamedTuple):

@@ -12,11 +12,11 @@ from textwrap import wrap
 
 import yaml
 
-from ratelimit_mw.foresight.suggest import DOMAIN, USER, Proposal, ProposedRule, counted, mapping_of
+from ratelimit_mw.foresight.suggest import DOMAIN, USER, Proposal, ProposedRule, mapping_of
 from ratelimit_mw.foresight.suggest.clients import template
 from ratelimit_mw.foresight.suggest.limits import HEADROOM, Consequence, Limit, covered
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
-from ratelimit_mw.foresight.wording import printable, share, utc
+from ratelimit_mw.foresight.wording import counted, printable, share, utc
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.units import HOUR, MINUTE, SECOND, spell_duration, spell_period
 
