@@ -249,11 +249,8 @@ class MemoryStore(Counters, Store):
                     shared = held[index]
                     if shared.value:
                         shared.value = value
-                    else:
-                        key, segment = keys[index], segments[index]
-                        if key not in segment:
-                            self._make_room(segment, now)
-                        segment[key] = value
+                    else:  # other places may hold it
+                        self.save(keys[index], value, now)
         return now, rows, None
 
     def _denied(self, compiled: Sequence[tuple[Admit, _Compiled]], asked: _Several, now: int) -> list[Decided]:
@@ -310,10 +307,6 @@ class MemoryStore(Counters, Store):
     def after_fork(self) -> None:
         """Reset in the child of a fork. The counters stay, but the lock is replaced."""
         self._lock = threading.Lock()  # a thread that had locked it may not exist here
-
-
-def _place(asks: Sequence[Ask]) -> _Place:
-    return [_NONE, asks[0].key]
 
 
 def _compiled(quota: Quota, cost: int, shadow: bool) -> _Compiled:

@@ -26,18 +26,20 @@ class Keeping(MemoryStore):
 
 
 class Taking(Keeping):
-    """Takes each decision in one step, as the engine does with a plan."""
+    """Takes each decision in one step, and asks again with the same place, as the engine does with a plan."""
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.deciders = {}
+        self.plans = {}
 
     def decide(self, asks, *, commit=True):
         if not commit or any(ALGORITHMS[ask.quota.algorithm].count_denial for ask in asks):
             return super().decide(asks, commit=commit)
-        take, place = self.deciders.setdefault(tuple(asks), None) or self.decider(asks)
-        self.deciders[tuple(asks)] = take, place
-        now, rows, only = take(place(asks))
+        if tuple(asks) not in self.plans:
+            take, place = self.decider(asks)
+            self.plans[tuple(asks)] = take, place(asks)
+        take, held = self.plans[tuple(asks)]
+        now, rows, only = take(held)
         return Reply(now, [Outcome(*row) for row in rows], only)
 
 

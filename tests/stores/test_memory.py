@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from ratelimit_mw.algorithms import with_overdraft
 from ratelimit_mw.algorithms.algorithm import USED_UP
 from ratelimit_mw.algorithms.ban import BanQuota
 from ratelimit_mw.model import SECOND, Ask, Quota
@@ -254,6 +255,19 @@ def test_a_counter_that_is_dropped_begins_again_for_all_requests_that_share_it(c
         ask()
     store.forget(keys)
     assert [first(), second(), first(), second()] == [[left] * len(keys) for left in (8, 7, 6, 5)]
+
+
+def test_a_counter_that_a_denied_request_charges_counts_for_all_requests_that_share_it(clock):
+    """A cost that is known after the response is charged, whatever another rule says."""
+    store = MemoryStore(clock=clock)
+    tokens = Ask("d:tokens:{a}", with_overdraft(Quota("fixed_window", 100, MINUTE)), 10)
+    take, place = store.decider([tokens])
+    held = place([tokens])
+    assert [take(held)[1][0][1] for _ in range(2)] == [90, 80]
+    asks = [Ask("d:none:{a}", Quota("fixed_window", 0, MINUTE)), tokens]
+    take_both, places = store.decider(asks)
+    assert [row[0] for row in take_both(places(asks))[1]] == [False, True]
+    assert take(held)[1][0][1] == 60
 
 
 @pytest.mark.parametrize("other", [[], ["d:s:{other}"]], ids=["alone", "beside another"])
