@@ -25,14 +25,22 @@ from ratelimit_mw.http.responses import (
 from ratelimit_mw.http.responses import (
     Message as Scope,
 )
-from ratelimit_mw.http.setup import built_by_starlette, limiter_for, refuse_wsgi_app, require_routes
-from ratelimit_mw.http.views import Found, MisplacedLimits, require_names, routes_below, rules_of_view
+from ratelimit_mw.http.setup import (
+    Found,
+    MisplacedLimits,
+    built_by_starlette,
+    limiter_for,
+    refuse_wsgi_app,
+    require_names,
+    routes_below,
+    rules_of_view,
+)
 from ratelimit_mw.http.websocket import Messages, close_code, detecting_close
 from ratelimit_mw.identity.http_request import AsgiRequest, FirstRequests, asgi_head, asgi_requests_of, detached_scope
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, require_routes
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimitMiddleware"]

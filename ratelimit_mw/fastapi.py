@@ -18,8 +18,7 @@ from ratelimit_mw.asgi import RateLimitMiddleware
 from ratelimit_mw.http.answers import DenialResponse, phrase
 from ratelimit_mw.http.limits_in_code import LimitInCode, LimitOptions, limit_in_code, name_of_view
 from ratelimit_mw.http.responses import lifespan_with
-from ratelimit_mw.http.setup import limiter_for
-from ratelimit_mw.http.views import Found, routes_below, rules_of_view
+from ratelimit_mw.http.setup import Found, limiter_for, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import close_code
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision

@@ -14,13 +14,21 @@ from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.http.answers import LatestAnswers, phrase
 from ratelimit_mw.http.handle import BlockingHandle
 from ratelimit_mw.http.responses import ClosingIterable, WsgiResponseTracker
-from ratelimit_mw.http.setup import limiter_for, refuse_asgi_app, refuse_awaited, require_routes
-from ratelimit_mw.http.views import MisplacedLimits, register_names, require_names, rules_of_view, views_of_flask
+from ratelimit_mw.http.setup import (
+    MisplacedLimits,
+    limiter_for,
+    refuse_asgi_app,
+    refuse_awaited,
+    register_names,
+    require_names,
+    rules_of_view,
+    views_of_flask,
+)
 from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.http_request import FirstRequests, WsgiRequest, detached_environ, wsgi_head
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, require_routes
 from ratelimit_mw.stores import Store
 
 __all__ = ["RateLimitMiddleware"]

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.errors import ConfigurationError, Problem, collecting
-from ratelimit_mw.http.views import rules_of_throttles, rules_of_view
+from ratelimit_mw.http.setup import rules_of_throttles, rules_of_view
 from ratelimit_mw.rules.domains import declare, rule_names, unknown_rule
 from ratelimit_mw.rules.inline import InlineLimit
 

@@ -10,13 +10,12 @@ from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
-from ratelimit_mw.http.setup import require_routes_of
 from ratelimit_mw.identity.http_request import RequestHead, detached_environ
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.compiled import NamedRule
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, require_routes_of
 from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, named_rule
 
 _H = TypeVar("_H", bound="RequestHandle")

@@ -1,18 +1,23 @@
-"""What the middlewares do when they are made: the choice of the limiter, and the checks of the setup."""
+"""What the middlewares do when they are made: they choose the limiter, and check the setup and the views of the app.
+
+The rules that the views ask for in their decorators are found without an import of their framework: Flask's views by
+`view_functions`, those of Starlette and FastAPI by `routes`.
+"""
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
-from ratelimit_mw import RateLimiter
-from ratelimit_mw.errors import ConfigurationError, Problem, quoted
-from ratelimit_mw.identity.app_routes import knows_routes
+from ratelimit_mw.errors import ConfigurationError, Problem, collecting, quoted
+from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, LimitInCode, Placed, name_of_view, wrapped_by
 from ratelimit_mw.identity.path_forms import apps_inside
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import Once, logger
-from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.rules.inline import InlineLimit
+from ratelimit_mw.rules.domains import Rules, UsedNames, require_named
+from ratelimit_mw.rules.inline import InlineLimit, two_limits
 from ratelimit_mw.stores import Store
 
 
@@ -62,45 +67,6 @@ def _warning_of_missing_users() -> Callable[[Rules], None]:
     return warn
 
 
-def require_routes(app: object) -> Callable[[Rules], None]:
-    """Return a check that refuses rules by the app's own routes if the routes of `app` cannot be read."""
-    readable = knows_routes(app)
-
-    def check(rules: Rules) -> None:
-        unread = [] if readable else [rule for part in rules.parts for rule in part.compiled if rule.needs_routes]
-        if unread:
-            hint = "add match.path, or count by path"
-            raise ConfigurationError(
-                [_without_routes(f"rule {quoted(rule.rule.name)}", " without match.path", hint) for rule in unread]
-            )
-
-    return check
-
-
-def require_routes_of(request: Request, limit: InlineLimit, rules: Rules) -> None:
-    """Refuse a limit in code that counts by route if the routes of the app that the middleware wraps are unknown.
-
-    The limit would have nothing to count by. At the start, the views of such an app are unknown, too.
-
-    Raises:
-        ConfigurationError: The routes are needed and unknown.
-    """
-    if type(request).app_route is not Request.app_route:
-        return
-    rule = rules.parts[0].inline.rules.get(limit)  # None while the rules are still to be read from their database
-    if rule is not None and rule.needs_routes:
-        hint = "put the middleware around the app itself, or count by path, as in by='ip+path'"
-        raise ConfigurationError([_without_routes(f"limit {quoted(limit.limit)} of {limit.name}", "", hint)])
-
-
-def _without_routes(limit: str, how: str, hint: str) -> Problem:
-    return Problem(
-        f"the {limit} counts by route{how}, but the routes of this app can't be read: it is not an app of "
-        "Starlette, FastAPI, Flask or Django",
-        hint=hint,
-    )
-
-
 def built_by_starlette(app: object) -> bool:
     """Whether Starlette builds a middleware around `app`. It does so when its app gets the first scope, a lifespan.
 
@@ -147,3 +113,161 @@ def _mistaken(app: object, used: str, needed: str) -> str:
         f"ratelimit_mw.{used}.RateLimitMiddleware is for {used.upper()} apps, but {quoted(name)} is one for "
         f"{needed.upper()}: use ratelimit_mw.{needed}.RateLimitMiddleware"
     )
+
+
+class Found(NamedTuple):
+    """A rule that a view asks for.
+
+    Attributes:
+        owner: What asks for it.
+        rule: The name of the rule, or an inline limit. Its text is empty if a function returns it.
+        limit: The arguments of `limited`.
+    """
+
+    owner: object
+    rule: str | InlineLimit
+    limit: LimitInCode
+
+
+class MisplacedLimits:
+    """Logs an error for each view of an app that `limited` does not reach.
+
+    The decorator of a route registers what is below it. So a `limited` above it only changes the name in the module.
+    """
+
+    def __init__(self) -> None:
+        self._logged: list[object] = []
+
+    def look(self, views: Iterable[object]) -> None:
+        """Log the views that are registered without their limit, each once.
+
+        Args:
+            views: All views of the app.
+        """
+        registered = list(views)
+        reached = {id(below) for view in registered for below in wrapped_by(view)}
+        for view in registered:
+            for limited in _limited_names(view):
+                if id(limited) not in reached and limited not in self._logged:
+                    self._logged.append(limited)
+                    logger.error(
+                        "limited(%r) has no effect on the view %s: write it below the decorator of the route, which "
+                        "registers only what is below itself (logged once)",
+                        getattr(limited, RULES_OF_VIEW)[0].limit.text,
+                        name_of_view(view),
+                    )
+
+
+def _limited_names(view: Any) -> Iterator[Any]:
+    """What `limited` made of a view, if its name stands for it. A function may well have a limit elsewhere only."""
+    module, name = sys.modules.get(getattr(view, "__module__", "")), getattr(view, "__qualname__", "")
+    named = [id(each) for each in wrapped_by(getattr(module, name, None))]
+    for below, limited in getattr(view, LIMITED_AS, ()):
+        if below is view and ("<locals>" in name or id(limited) in named):
+            yield limited
+
+
+def rules_of_view(view: Any) -> Iterator[Found]:
+    """What the decorators of a view ask for: of a function, or of a class and its methods."""
+    while isinstance(view, partial):
+        view = view.func
+    kind = view
+    if not isinstance(view, type):  # Flask and Django set `view_class`, view sets of Django REST framework set `cls`
+        kind = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    marks: list[Placed] = list(getattr(view, RULES_OF_VIEW, ()))
+    for name in dir(kind) if isinstance(kind, type) else ():
+        marks += getattr(inspect.getattr_static(kind, name, None), RULES_OF_VIEW, ())
+    for placed in marks:
+        yield Found(placed.view, placed.of(kind), placed.limit)
+
+
+def rules_of_throttles(view: Any) -> Iterator[str | InlineLimit]:
+    """What the throttles of a view of Django REST framework ask for: those that are a `RateLimitThrottle`.
+
+    Args:
+        view: A view as the framework puts it into the URL configuration. Any other view has no throttles.
+    """
+    kind, given = getattr(view, "cls", None), getattr(view, "initkwargs", None) or {}
+    scope = given.get("throttle_scope", getattr(kind, "throttle_scope", None))
+    for throttle in given.get("throttle_classes", getattr(kind, "throttle_classes", None)) or ():
+        rule = throttle.rule_of(kind, scope) if hasattr(throttle, "rule_of") else None
+        if rule is not None:
+            yield rule
+
+
+def views_of_flask(app: object) -> list[object]:
+    """The views that a Flask app has now. `app` is the Flask app or its `wsgi_app`. Other apps have none."""
+    views: Mapping[str, object] = getattr(getattr(app, "__self__", app), "view_functions", None) or {}
+    return list(views.values())
+
+
+def register_names(limiter: RateLimiter, views: Iterable[object]) -> None:
+    """Register what the decorators of these views ask for. Reloads keep it from now on."""
+    found = (each.rule for view in views for each in rules_of_view(view))
+    limiter.engine.planner.names.register(limiter.rules, found)
+
+
+def require_names(limiter: RateLimiter, found: Iterable[Found]) -> None:
+    """Refuse rules that lack one of these names, or in which it depends on the response, now and at a reload.
+
+    Inline limits that cannot be used or told apart are refused as well.
+
+    Raises:
+        ConfigurationError: The rules in force are refused.
+    """
+    needed, names = tuple(found), limiter.engine.planner.names
+    names.registered.update(each.rule for each in needed if isinstance(each.rule, str))
+    if needed:
+        limiter.require(partial(_require, names, needed))
+
+
+def _require(names: UsedNames, found: tuple[Found, ...], rules: Rules) -> None:
+    if rules.asking is not None and any(each.limit.refund_when is not None for each in found):
+        message = "refund_when can't be used: the service at storage.url refunds nothing"
+        raise ConfigurationError([Problem(message, hint="remove it")])
+    if rules.source is None:  # otherwise the rules are still to be read from their database
+        require_named(rules, {each.rule for each in found if isinstance(each.rule, str)})
+        _require_limits(names, found, rules)
+
+
+def _require_limits(names: UsedNames, found: Iterable[Found], rules: Rules) -> None:
+    """Compile the inline limits. Two views must not have one limit, unless it is shared."""
+    owners: dict[InlineLimit, object] = {}
+    problems: list[Problem] = []
+    for owner, limit, _ in found:
+        if isinstance(limit, str):
+            continue
+        if owners.setdefault(limit, owner) != owner and not limit.shared:
+            problems.append(two_limits(limit, limit))
+            continue
+        with collecting(problems):
+            names.name_of(rules, limit)
+    if problems:
+        raise ConfigurationError(list(dict.fromkeys(problems)))
+
+
+def routes_below(app: Any, middleware: type, each: Callable[[Iterable[Any]], Iterable[Any]] = iter) -> Iterator[Any]:
+    """The routes of an ASGI app and of the apps that are mounted in it.
+
+    Args:
+        app: The app, or a middleware around it whose attribute `app` leads to it.
+        middleware: The class of our middleware. An app that has one of its own is left out, because that one may have
+            other rules.
+        each: Yields the routes of a list of routes, for frameworks that nest them.
+    """
+    routes = _routes(app, middleware)
+    yield from each(routes)
+    for route in routes:
+        if hasattr(route, "routes"):
+            yield from routes_below(getattr(route, "app", None), middleware, each)
+
+
+def _routes(app: Any, middleware: type) -> list[Any]:
+    while not hasattr(app, "routes"):
+        if isinstance(app, middleware) or getattr(app, "app", app) is app:
+            return []
+        app = app.app
+    kinds = [getattr(each, "cls", None) for each in getattr(app, "user_middleware", ())]
+    if any(isinstance(kind, type) and issubclass(kind, middleware) for kind in kinds):
+        return []
+    return list(app.routes) if isinstance(app.routes, Iterable) else []  # another framework's may be a method

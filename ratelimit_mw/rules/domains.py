@@ -9,6 +9,7 @@ from weakref import ref
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, collecting, near, nearest, quoted
+from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.attributes import Attributes
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Charge
@@ -220,6 +221,45 @@ def _settled_late(rule: CompiledRule) -> str:
     if rule.rule.counts is not None:
         return "its count"
     return "its cost" if rule.rule.cost_after is not None else ""
+
+
+def require_routes(app: object) -> Callable[[Rules], None]:
+    """Return a check that refuses rules by the app's own routes if the routes of `app` cannot be read."""
+    readable = knows_routes(app)
+
+    def check(rules: Rules) -> None:
+        unread = [] if readable else [rule for part in rules.parts for rule in part.compiled if rule.needs_routes]
+        if unread:
+            hint = "add match.path, or count by path"
+            raise ConfigurationError(
+                [_without_routes(f"rule {quoted(rule.rule.name)}", " without match.path", hint) for rule in unread]
+            )
+
+    return check
+
+
+def require_routes_of(request: Request, limit: InlineLimit, rules: Rules) -> None:
+    """Refuse a limit in code that counts by route if the routes of the app that the middleware wraps are unknown.
+
+    The limit would have nothing to count by. At the start, the views of such an app are unknown, too.
+
+    Raises:
+        ConfigurationError: The routes are needed and unknown.
+    """
+    if type(request).app_route is not Request.app_route:
+        return
+    rule = rules.parts[0].inline.rules.get(limit)  # None while the rules are still to be read from their database
+    if rule is not None and rule.needs_routes:
+        hint = "put the middleware around the app itself, or count by path, as in by='ip+path'"
+        raise ConfigurationError([_without_routes(f"limit {quoted(limit.limit)} of {limit.name}", "", hint)])
+
+
+def _without_routes(limit: str, how: str, hint: str) -> Problem:
+    return Problem(
+        f"the {limit} counts by route{how}, but the routes of this app can't be read: it is not an app of "
+        "Starlette, FastAPI, Flask or Django",
+        hint=hint,
+    )
 
 
 class InForce(Protocol):
