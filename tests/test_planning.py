@@ -4,9 +4,11 @@ import tracemalloc
 from enum import Enum
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.identity.http_request import AsgiRequest, asgi_head
+from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest, asgi_head, wsgi_head
 from ratelimit_mw.reload.controls import Setting
 
 ALL = {"name": "all", "by": ["ip", "user"], "limit": "9 per minute", "algorithm": "fixed_window"}
@@ -364,6 +366,62 @@ def test_a_plan_with_long_fields_has_bounded_memory(engine, length, lines):
     tracemalloc.stop()
     assert len(limiter.rules.plans) in {0, 100}
     assert taken < 100 * 8 << 10
+
+
+names = st.sampled_from(
+    ["x-user", "X-User", "x_user", "cookie", "COOKIE", "host", "x-plan", "x-forwarded-for", "x-users"]
+)
+values = st.sampled_from(
+    ["a", "b", "a, b", "sid=a", "sid=b; sid=a", "sid=a; si", "d=b", "\xe9", "\xc3\xa9", "", " a", "h1", "H1:80"]
+)
+sent = st.fixed_dictionaries(
+    {
+        "headers": st.lists(
+            st.tuples(names.map(str.encode), values.map(lambda text: text.encode("latin-1"))), max_size=5
+        ),
+        "method": st.sampled_from(["GET", "get", "HEAD", "POST", "OPTIONS"]),
+        "path": st.sampled_from(["/", "/a", "/a/", "//a"]),
+        "client": st.sampled_from([None, ("192.0.2.1", 1), ("192.0.2.9", 1)]),
+        "server": st.sampled_from([None, ("h1", 80), ("h2", 80)]),
+        "type": st.sampled_from(["http", "websocket"]),
+    }
+)
+READING = {
+    "by": {"rules": [{**ALL, "by": ["ip", "user", "header:X-Plan"], "match": {"methods": ["GET"]}}]},
+    "match": {"rules": [{**ALL, "by": "user|ip", "match": {"host": "h1", "path": "/a"}}, {**ALL, "name": "second"}]},
+}
+
+
+@pytest.mark.parametrize("rules", READING.values(), ids=READING)
+def test_no_two_requests_share_a_plan_unless_they_have_the_same(rules):
+    client = {"user": "cookie:sid", "trusted_proxies": ["192.0.2.9"], "secret": "s"}
+    limiter = RateLimiter({"domain": "d", "client": client, **rules}, clock=ManualClock(0))
+    read, plan_of_head = limiter.rules.fields, limiter.engine.planner.plan_of_head
+
+    @settings(max_examples=400)
+    @given(sent)
+    def compare(scope):
+        environ = environ_of(scope)
+        for _ in range(3):
+            found = plan_of_head(limiter.rules, scope, asgi_head(scope, read=read))
+            assert found.charges == limiter.rules.plan(AsgiRequest(scope))
+            found = plan_of_head(limiter.rules, environ, wsgi_head(environ, read=read))
+            assert found.charges == limiter.rules.plan(WsgiRequest(environ))
+
+    compare()
+    assert len(limiter.rules.plans) > 100
+    limiter.close()
+
+
+def environ_of(scope):
+    """The same request under WSGI, by a server that joins the lines of a name."""
+    lines = {}
+    for name, value in scope["headers"]:
+        key = f"HTTP_{name.decode().upper().replace('-', '_')}"
+        lines[key] = f"{lines[key]},{value.decode('latin-1')}" if key in lines else value.decode("latin-1")
+    own = {"REQUEST_METHOD": scope["method"], "PATH_INFO": scope["path"]}
+    own |= {"REMOTE_ADDR": scope["client"][0]} if scope["client"] else {}
+    return lines | own | ({"SERVER_NAME": scope["server"][0]} if scope["server"] else {})
 
 
 @pytest.mark.parametrize("word", ["off", "shadow"])
