@@ -24,8 +24,8 @@ test: lint $(VENV)/.browser ## everything that has to hold: style, types, contra
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 QUICK := algorithms identity rules stores shells/test_asgi.py shells/test_wsgi.py shells/test_answers.py \
-  $(patsubst %,test_%.py,acquiring denials explain imports in_flight kill_switch limiter lists load meter planning \
-  policies response shadows shedding structure tally waiting)
+  $(patsubst %,test_%.py,acquiring denials explain imports in_flight kill_switch limiter lists load meter one_step planning \
+  policies response shedding structure tally waiting)
 SLOWEST := *_against_* database_bombs leases shared
 
 quick: $(VENV)/.dev ## in at most 90 seconds: style, types but pyright's, contracts, the tests of the core on one server

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 
 import pytest
 
@@ -54,6 +55,13 @@ def names(tree, prefix=""):
             yield f"{prefix}{node.name}"
             if isinstance(node, ast.ClassDef):
                 yield from names(node, f"{node.name}.")
+
+
+def test_what_make_quick_runs_exists():
+    printed = subprocess.run(["make", "-n", "quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = re.findall(r" (tests/\S+)", printed)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def calls(function):
