@@ -82,8 +82,7 @@ class _CounterDict(dict[str, "bytes | _Held"]):
 
     def forget(self, key: str) -> None:
         """Drop a counter, if there is one."""
-        found = self.get(key)
-        if isinstance(found, _Held):
+        if isinstance(found := self.get(key), _Held):
             found.value = b""
             self.held -= 1
         self.pop(key, None)
@@ -223,7 +222,6 @@ class MemoryStore(Counters, Store):
         """Decide on all counters first, and charge them if none of those that are enforced denies."""
         keys, segments, held = asked.keys, asked.segments, asked.held
         rows: list[Row] = []
-        values: list[bytes | None] = []
         with self._lock:
             now = self._now()
             found = self._denied(compiled, asked, now) if asked.denied_by >= 0 else []
@@ -239,12 +237,9 @@ class MemoryStore(Counters, Store):
                             asked.denied_by = index
                             found = self._denied(compiled, asked, now)
                             break
-                    row, value = decided
-                    rows.append(row)
-                    values.append(value)
-            if found:
-                rows, values = [row for row, _ in found], [value for _, value in found]
-            for index, value in enumerate(values):
+                    found.append(decided)
+            for index, (row, value) in enumerate(found):
+                rows.append(row)
                 if value is not None:
                     shared = held[index]
                     if shared.value:
