@@ -24,8 +24,8 @@ from ratelimit_mw.http.setup import (
     rules_of_view,
     views_of_flask,
 )
-from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.http_request import FirstRequests, WsgiRequest, detached_environ, wsgi_head
+from ratelimit_mw.identity.request import routed
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules, require_routes

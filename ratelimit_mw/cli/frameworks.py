@@ -17,8 +17,8 @@ from uuid import UUID
 from ratelimit_mw.errors import Invalid
 from ratelimit_mw.http.limits_in_code import RULES_OF_VIEW
 from ratelimit_mw.http.setup import rules_of_throttles
-from ratelimit_mw.identity.app_routes import flat
 from ratelimit_mw.identity.path_forms import apps_inside
+from ratelimit_mw.identity.request import flat
 from ratelimit_mw.rules.inline import InlineLimit
 from ratelimit_mw.rules.path_templates import KINDS, Template, parse
 

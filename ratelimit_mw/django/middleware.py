@@ -32,10 +32,9 @@ from ratelimit_mw.django.views import (
 from ratelimit_mw.http.answers import LatestAnswers
 from ratelimit_mw.http.handle import RequestHandle
 from ratelimit_mw.http.setup import refuse_awaited
-from ratelimit_mw.identity.app_routes import of_django
 from ratelimit_mw.identity.http_request import UNREAD, AsgiRequest, FirstRequests, ReadFields, WsgiRequest
 from ratelimit_mw.identity.path_forms import Forms, Routing
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Request, of_django
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import SECOND
 from ratelimit_mw.rules.domains import Rules

@@ -9,10 +9,9 @@ from operator import itemgetter
 from typing import Any
 
 from ratelimit_mw.identity.address import canonical
-from ratelimit_mw.identity.app_routes import routed
 from ratelimit_mw.identity.fields import MOST_LINES, Values, utf8
 from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, forms_of, routing_of
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Request, routed
 from ratelimit_mw.logs import logger
 
 # Lower case, and "-" for "_".

@@ -9,9 +9,8 @@ from weakref import ref
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, collecting, near, nearest, quoted
-from ratelimit_mw.identity.app_routes import knows_routes
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.request import Request
+from ratelimit_mw.identity.request import Request, knows_routes
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule, NamedRule, quotas_of
 from ratelimit_mw.rules.inline import InlineLimit
