@@ -94,6 +94,7 @@ CLIENT: Word[ClientSettings] = section_word(
         "How clients are identified.",
         (_TRUSTED_PROXIES, _TRUSTED_HOPS, _IP_HEADER, _IPV6_PREFIX, _USER, _TIER, _SECRET),
         make=lambda **words: ClientSettings("", **words),
+        example="for example {user: header:Authorization}",
     ),
 )
 

@@ -254,6 +254,7 @@ RESPONSE: Word[ResponseSettings] = section_word(
         "The status, headers and body of denials.",
         (_STATUS, _HEADERS, _HEADER_NAMES, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL, _HANDLER),
         make=ResponseSettings,
+        example="for example {status: 429, body: json}",
         check=_check,
     ),
 )
@@ -271,6 +272,7 @@ RULE_RESPONSE: Word[Mapping[str, object]] = section_word(
             kinds.flag("hidden", "No header mentions this rule."),
         ),
         make=dict,
+        example="for example {status: 503, message: Try again later}",
     ),
     fields=dict,
 )

@@ -153,6 +153,7 @@ MATCH_SECTION = Section(
     "To which requests a rule applies. Other keys are attributes: header:N, cookie:N, query:N and those of the file.",
     (PATH, METHODS, _IP, _HOST, _TIER, _USER),
     open_keys=True,
+    example="for example {path: /login, methods: [POST]}",
 )
 
 MATCH: Word[Values] = section_word("match", MATCH_SECTION, compared=True, unset="every request")
