@@ -77,22 +77,25 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
     return retry_after == 0, max(left, 0), reset_after, retry_after, clamped
   end
 
-  local new = string.rep(pack_struct('<I8', now), cost)
+  local new = pack_struct('<I8', now)
+  if cost > 1 then new = string.rep(new, cost) end
   if used + cost > capacity then -- the ring grows
     local room = max(min(max(2 * capacity, 4), limit), used + cost)
     return true, left - cost, period, 0, packed_log(newest(used) .. new, room)
   end
-  local ends = slot + cost
-  local wrapped = max(ends - capacity, 0) * 8 -- the bytes that come at the beginning of the ring
+  local ends, at, rest = slot + cost, 8 + slot * 8, ''
   local header = pack_struct('<I4I4', ends % capacity, min(held + cost, capacity))
-  local first, rest, at = new:sub(1, #new - wrapped), new:sub(#new - wrapped + 1), 8 + slot * 8
+  if ends > capacity then -- the last times come at the beginning of the ring
+    local split = (capacity - slot) * 8
+    new, rest = new:sub(1, split), new:sub(split + 1)
+  end
   if state then
-    local after = header .. rest .. state:sub(9 + wrapped, at) .. first .. state:sub(at + #first + 1)
+    local after = header .. rest .. state:sub(9 + #rest, at) .. new .. state:sub(at + #new + 1)
     return true, left - cost, period, 0, after
   end
   return true, left - cost, period, 0, function(ttl)
-    call('SETRANGE', key, at, first)
-    if wrapped > 0 then call('SETRANGE', key, 8, rest) end
+    call('SETRANGE', key, at, new)
+    if rest ~= '' then call('SETRANGE', key, 8, rest) end
     call('SETRANGE', key, 0, header)
     call('PEXPIRE', key, ttl)
   end

@@ -1,13 +1,11 @@
 -- Decides requests that each take from one counter, all on the same terms, apart from the costs in ARGV[4], if there are
--- any. This is the usual call, and any single request that asks one counter. It makes few functions, because to make them
--- takes a good part of such a call.
+-- any. This is the usual call, and any single request that asks one counter. It makes few functions, and they share few
+-- local names, because to make both takes a good part of such a call.
 local _, algorithm, limit, period, extra, longest_wait, cost = unpack_struct(TERMS, ARGV[3])
-local decide, costs, replies, number, first_error = algorithms[algorithm], ARGV[4], {}, 0, ''
 
-local function run()
-  while number < #KEYS do
-    number = number + 1
-    local key = KEYS[number]
+local function run(keys, replies, decide, limit, period, extra, longest_wait, cost, costs, now, least_ttl)
+  for number = #replies + 1, #keys do
+    local key = keys[number]
     if costs ~= '' then cost = unpack_struct('<d', costs, 8 * number - 7) end
     local allowed, remaining, reset_after, retry_after, write, delay, in_place =
       decide(key, limit, period, extra, cost, now, longest_wait)
@@ -21,12 +19,14 @@ local function run()
   end
 end
 
-while number < #KEYS do
-  local succeeded, problem = pcall(run)
+local keys, replies, first_error = KEYS, {}, ''
+while #replies < #keys do
+  local succeeded, problem =
+    pcall(run, keys, replies, algorithms[algorithm], limit, period, extra, longest_wait, cost, ARGV[4], now, least_ttl)
   if not succeeded then -- an error of one request must not affect the other requests
-    if first_error == '' then first_error = message_of(problem, algorithm) end
-    replies[number] = pack_struct(OUTCOME, 0, 0, 0, FAILED, 0)
+    if first_error == '' then first_error = tostring(type(problem) == 'table' and problem.err or problem) end
+    replies[#replies + 1] = pack_struct(OUTCOME, 0, 0, 0, FAILED, 0)
   end
 end
 
-return ARGV[1] .. pack_struct('<d', now) .. table.concat(replies) .. first_error
+return ARGV[1] .. pack_struct('<d', now) .. (replies[2] and table.concat(replies) or replies[1]) .. first_error

@@ -22,9 +22,3 @@ if not now then
   local time = call('TIME')
   now, least_ttl = time[1] * 1000000 + time[2], 0
 end
-
--- The text of an error of a function of an algorithm.
-local function message_of(problem, algorithm)
-  if not algorithms[algorithm] then return 'this script has no algorithm number ' .. algorithm end
-  return tostring(type(problem) == 'table' and problem.err or problem)
-end

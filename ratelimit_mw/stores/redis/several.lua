@@ -26,7 +26,8 @@ end
 
 -- Replies to the asks from `first` to `last` that their request has failed. The other requests of the call go on.
 local function fail(first, last, problem, algorithm)
-  if first_error == '' then first_error = message_of(problem, algorithm) end
+  if not algorithms[algorithm] then problem = 'this script has no algorithm number ' .. algorithm end
+  if first_error == '' then first_error = tostring(type(problem) == 'table' and problem.err or problem) end
   for number = replied, first, -1 do replies[number] = nil end
   replied = first - 1
   for _ = first, last do reply(false, 0, 0, FAILED) end
