@@ -121,10 +121,12 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
     time = b"" if now is None else b"%d" % now
     if len(requests) == 1:
         asks, intent = requests[0]
-        if intent is DECIDE and len(asks) == 1 and asks[0].cost == 1 and not asks[0].shadow:
-            known = _packed_quota(asks[0].quota)  # with an overdraft, its two terms are all terms of the message
-            key = asks[0].key.encode()
-            return Message(script(known.part), (b"1", key, nonce, time, known.taking_one, b""), nonce, 1, True)
+        if intent is DECIDE and len(asks) == 1:
+            ((key, quota, cost, shadow),) = asks
+            if cost == 1 and not shadow:
+                known = _packed_quota(quota)  # with an overdraft, its two terms are all terms of the message
+                arguments = b"1", key.encode(), nonce, time, known.taking_one, b""
+                return Message(script(known.part), arguments, nonce, 1, True)
     calls = _simple_calls(requests) if len(requests) >= _MANY else None
     keys, parts, terms, places, alone = calls or _calls(requests)
     return Message(script(parts), (b"%d" % len(keys), *keys, nonce, time, terms, places), nonce, len(keys), alone)
@@ -223,7 +225,7 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
         if message.asked == 1 == len(requests) and len(reply) == _ONE_OUTCOME.size:  # the cheapest way for this case
             nonce, time, *outcome = _ONE_OUTCOME.unpack(reply)
             if nonce == message.nonce:
-                return [Reply(int(time), (_new_outcome(Outcome, outcome),))]
+                return [_new_reply(Reply, (int(time), (_new_outcome(Outcome, outcome),), None))]
         nonce, time = _REPLY.unpack_from(reply)  # raises for what is not bytes of this length
         now, end = int(time), _REPLY.size + message.asked * _OUTCOME.size
         outcomes = list(map(_new_outcome, repeat(Outcome), _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
@@ -374,8 +376,5 @@ _CALL = b"*8\r\n" + _WORDS * b"$%d\r\n%b\r\n"
 
 def only_text(data: bytes) -> bytes | None:
     """The text, if `data` is exactly one text reply in the Redis protocol, which is the usual case. Otherwise None."""
-    start = data.find(b"\r\n", 1, 12) + 2
-    size = len(data) - start - 2
-    if start > 1 and size >= 0 and data[: start - 2] == _texts[size] and data[-2:] == b"\r\n":
-        return data[start:-2]
-    return None
+    header, _, text = data.partition(b"\r\n")
+    return text[:-2] if text[-2:] == b"\r\n" and header == _texts[len(text) - 2] else None

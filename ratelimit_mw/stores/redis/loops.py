@@ -103,7 +103,8 @@ class LoopBatcher:
         if self._alone and not self._under_way:
             self._context.run(self._flush)
         else:
-            self._flush_soon(loop)
+            self._flushing = True
+            loop.call_soon(self._flush, context=self._context)
         return future
 
     async def connect(self) -> None:
@@ -132,10 +133,6 @@ class LoopBatcher:
         self._fail(StoreUnavailable("the store was closed"))
         if guard:
             await guard.aclose()
-
-    def _flush_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._flushing = True
-        loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
         """Send waiting requests, up to the limit of batches under way."""
