@@ -149,7 +149,8 @@ class LoopBatcher:
                 self._pressing = True
                 loop = asyncio.get_running_loop()
                 loop.call_later(self._timeout * _HOLD_BACK, self._press, context=self._context)
-        self._watch()
+        if self._watch_timer is None:
+            self._watch()
 
     def _press(self) -> None:
         """Send all waiting requests: the server is too far away to wait for the batches under way."""
@@ -228,18 +229,17 @@ class LoopBatcher:
         loop = asyncio.get_running_loop()
         self._deadline, self._flushing = loop.time() + self._timeout, not self._alone
         for future, reply in answered:
-            callbacks: Any = future._callbacks  # noqa: SLF001  there is no public name
-            if not callbacks or len(callbacks) > 1:
-                if not future.done():
-                    future.set_result(reply)
+            if future.done():  # a task before has cancelled it
                 continue
-            ((callback, context),) = callbacks
-            future.remove_done_callback(callback)
+            callbacks: Any = future._callbacks  # noqa: SLF001  there is no public name
+            for callback, _ in callbacks or ():
+                future.remove_done_callback(callback)
             future.set_result(reply)
-            try:
-                context.run(callback, future)
-            except (KeyboardInterrupt, SystemExit) as error:  # they end the loop, after the other tasks had their turn
-                loop.call_soon(_raise, error, context=self._context)
+            for callback, context in callbacks or ():
+                try:
+                    context.run(callback, future)
+                except BaseException as error:  # noqa: BLE001  the loop handles it, after the other tasks
+                    loop.call_soon(_raise, error, context=self._context)
         self._flushing = False
         if self._waiting:
             self._flush()
@@ -299,8 +299,6 @@ class LoopBatcher:
 
     def _watch(self) -> None:
         """Set a timer for the oldest deadline. One timer is enough, because all requests have the same timeout."""
-        if self._watch_timer is not None:
-            return
         oldest = self._oldest()
         if oldest:
             loop = asyncio.get_running_loop()
