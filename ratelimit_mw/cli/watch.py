@@ -178,7 +178,5 @@ def _name(domain: str, rule: str, *, several: bool) -> str:
 
 def _spark(counts: Sequence[int]) -> str:
     """Return a sparkline of a series. Each character stands for `_POINTS` steps, the last one for the newest."""
-    start = len(counts) % _POINTS
-    groups = [counts[:start]] if start else []
-    groups += [counts[place : place + _POINTS] for place in range(start, len(counts), _POINTS)]
-    return bars([sum(group) for group in groups])
+    ends = range(len(counts), 0, -_POINTS)
+    return bars([sum(counts[max(end - _POINTS, 0) : end]) for end in reversed(ends)])

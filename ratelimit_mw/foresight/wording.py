@@ -49,12 +49,8 @@ def namer(rules: Rules, *, hashed: bool) -> Namer:
 
 
 def _value(key: str, value: str, request: Request | None, *, secret: bool) -> str:
-    if request is None:
-        pass
-    elif key == "user" and not secret:
-        value = request.values.get("user") or value
-    elif key == "path":
-        value = request.values.get("path") or value
+    if request is not None and (key == "path" or (key == "user" and not secret)):
+        value = request.values.get(key) or value
     return printable(value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…")
 
 

@@ -97,12 +97,11 @@ def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str], *
     try:
         if wanted == "auto":
             return _detected(_alike(lines) if lenient else lines, places)
-        found = _named(wanted, lines, places)
+        return _named(wanted, lines, places)
+    except UnusableLog:
+        raise
     except ValueError as error:
-        if isinstance(error, UnusableLog):
-            raise
         raise UnusableLog(f"--format: {error}", usage=True) from error
-    return found
 
 
 def _alike(lines: Sequence[str]) -> Sequence[str]:

@@ -331,17 +331,11 @@ def looks_like_json(lines: Sequence[str]) -> bool:
 
 def product_of(lines: Sequence[str]) -> str | None:
     """Return the name in `PRODUCTS` whose places most of these lines of JSON have. None if there is none."""
-    best: tuple[int, str | None] = (0, None)
-    for name, places in PRODUCTS.items():
-        form = NamedFormat(name, places)
-        fitting = sum(map(form.fits, lines))
-        if fitting > best[0]:
-            best = fitting, name
-    return best[1] if 10 * best[0] >= 9 * len(lines) else None
+    fitting = {name: sum(map(NamedFormat(name, places).fits, lines)) for name, places in PRODUCTS.items()}
+    best = max(fitting, key=fitting.__getitem__)
+    return best if 10 * fitting[best] >= 9 * len(lines) else None
 
 
 def delimiter_of(line: str) -> str:
     """Return the text between the values of CSV, by its first line: a comma, a semicolon or a tab."""
-    name = "".join(takewhile(lambda character: character not in ",;\t", line))
-    rest = line[len(name) : len(name) + 1]
-    return rest or ","
+    return next((character for character in line if character in ",;\t"), ",")

@@ -6,6 +6,7 @@ A route is a template that rules match, such as `/users/{name}/orders/{id:int}`.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -290,7 +291,6 @@ class Crowd:
         self._weights: Counter[int] = Counter()
         self._reach: Counter[int] = Counter()
         self._total = 0
-        self._sorted: list[tuple[int, int]] = []
 
     def add(self, counts: Mapping[int, int]) -> None:
         """Add the requests of one client, by route."""
@@ -301,11 +301,16 @@ class Crowd:
         for route, number in counts.items():
             self._weights[route] += 1000 * own * number // size
             self._reach[route] += 1000 * own
-        self._sorted = []
 
     def often(self, route: int, number: int, size: int, times: int) -> bool:
         """Return True if `number` of `size` requests are more than so many times the share that a route has."""
         return number * self._total > times * self._weights[route] * size
+
+    @cached_property
+    def _common(self) -> list[tuple[int, int]]:
+        """The common routes, after all clients were added: the weight of each, and the route. The heaviest is first."""
+        common = [route for route, reach in self._reach.items() if _COMMON * reach >= self._total]
+        return sorted([(self._weights[route], route) for route in common], reverse=True)
 
     def likeness(self, counts: Mapping[int, int]) -> Likeness:
         """Return whether a client with these requests, by route, does what the others do on the common routes.
@@ -313,11 +318,8 @@ class Crowd:
         People do so, and also many people behind one address. A program that fetches pages, or guesses, leaves out what
         others do: of routes that have at least 5 % of their requests, it has less than a quarter of their share.
         """
-        if not self._sorted:
-            common = [route for route, reach in self._reach.items() if _COMMON * reach >= self._total]
-            self._sorted = sorted([(self._weights[route], route) for route in common], reverse=True)
         size, compared, left_out = sum(counts.values()), 0, 0
-        for weight, route in self._sorted:
+        for weight, route in self._common:
             if weight * size < _EXPECTED * self._total:
                 break
             compared += 1
