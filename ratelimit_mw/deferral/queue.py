@@ -159,10 +159,6 @@ class StoredRequest(NamedTuple):
         replay.peer, replay.path, replay.forms = self.peer, self.path, self.forms
         replay.values, replay.several = dict(self.values), dict(self.several)
 
-    def header(self, name: str) -> str | None:
-        """Return the first line of a header. `name` is in lower case."""
-        return next((value for key, value in self.headers if key == name), None)
-
 
 def unpacked(packed: bytes) -> StoredRequest:
     """Decode a stored request. Raises ValueError if it is unreadable."""

@@ -219,7 +219,7 @@ class Worker:
             if not attempt:  # another worker has taken it over
                 return
             more = {HEADER: replay_header(entry.id, ticket)}
-            if job.request.header("idempotency-key") is None:
+            if "idempotency-key" not in dict(job.request.headers):
                 more["idempotency-key"] = entry.id
             async with asyncio.timeout(self._timeout):
                 answer = await self._target.send(job.request, job.body, more, self._rules.defer.max_body)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from ratelimit_mw.decision.verdict import Verdict
@@ -106,7 +106,7 @@ class _Run:
         check_fields(options.places, [name for part in parts for name in part.attributes.custom])
         _check_rule(options.what_if, self.simulations[0])
         self._unreadable = Unreadable()
-        self._logs = [stack.enter_context(Log(path, self._unreadable)) for path in options.logs]
+        self._logs = [stack.enter_context(closing(Log(path, self._unreadable))) for path in options.logs]
         self._formats = [log.detect(options.form, options.places, lenient=options.lenient) for log in self._logs]
         stack.enter_context(quiet())
         self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]

@@ -54,13 +54,14 @@ class GrpcServer:
     def __init__(self, service: Service, address: Address) -> None:
         self._service = service
         self._address = address
-        self._health = _Health()
+        self.health = _Health()
+        """What answers health checks."""
         self._asked = ShouldRateLimit(service)
         self._server = grpc.aio.server(options=_options(service.settings))
         handler: Any = grpc.unary_unary_rpc_method_handler(self._should_rate_limit)  # from bytes to bytes
         # Registered methods would cost each call more: the server waits for a call of each of them, and of any other.
         self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": handler}), self._health.handler()]
+            [grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": handler}), self.health.handler()]
         )
 
     async def start(self) -> Address:
@@ -77,13 +78,9 @@ class GrpcServer:
         await self._server.start()
         return self._address if self._address.path else self._address._replace(port=port)
 
-    def tell_health(self, *, serving: bool) -> None:
-        """Answer health checks by this, and tell the clients that watch."""
-        self._health.set(serving=serving)
-
     async def stop(self, grace: float) -> None:
         """Take no more requests. Those under way have `grace` seconds to end."""
-        self._health.close()
+        self.health.close()
         await self._server.stop(grace)
 
     async def _should_rate_limit(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -193,7 +190,7 @@ class _Health:
         return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check, "Watch": watch})
 
     def set(self, *, serving: bool) -> None:
-        """Say whether the service takes requests."""
+        """Say whether the service takes requests, also to the clients that watch."""
         response = health_pb2.HealthCheckResponse
         self._status = response.SERVING if serving else response.NOT_SERVING
         self._wake()

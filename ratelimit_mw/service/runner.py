@@ -185,7 +185,7 @@ class _Runner:
             ports.release(address)
             self._grpc = GrpcServer(service, chosen)
             served["grpc"] = await self._grpc.start()
-            self._grpc.tell_health(serving=True)
+            self._grpc.health.set(serving=True)
         service.started = True
         note = service.limiter.engine.planner.switch.note
         if note:
@@ -255,7 +255,7 @@ class _Runner:
         logger.info("draining")
         self._service.draining = True
         if self._grpc is not None:
-            self._grpc.tell_health(serving=False)
+            self._grpc.health.set(serving=False)
         for server, _ in self._http.values():
             server.close_connections()
         await asyncio.sleep(settings.drain)

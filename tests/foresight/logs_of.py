@@ -1,5 +1,6 @@
 """The logs of this folder: the same eight requests, in one file for each format."""
 
+from contextlib import closing
 from pathlib import Path
 
 from ratelimit_mw.foresight.logs import Log, Order
@@ -31,6 +32,6 @@ FORMATS = {
 
 def entries(path, wanted=(), *, form="auto", places=None, disorder=60, spread=False):
     """All requests of a log, in order of time, and the log itself."""
-    with Log(str(path), Unreadable()) as log:
+    with closing(Log(str(path), Unreadable())) as log:
         log.detect(form, places or {})
         return [entry for batch in Order(disorder, spread=spread).ordered(log.entries(wanted)) for entry in batch], log

@@ -20,7 +20,7 @@ from io import SEEK_END
 from itertools import chain, islice, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format, proxied, read_sample
@@ -75,12 +75,6 @@ class Log:
         """The format, after `detect`."""
         self.proxied = ""
         """A sentence, after `detect`, if the log has the address of a proxy where that of the client should be."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def position(self) -> int:

@@ -7,7 +7,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -164,7 +164,7 @@ class Traffic:
         """
         with ExitStack() as stack:
             users = False
-            logs = [stack.enter_context(Log(path, self.unreadable)) for path in paths]
+            logs = [stack.enter_context(closing(Log(path, self.unreadable))) for path in paths]
             for log in logs:
                 found = log.detect(form, places or {}, lenient=lenient)
                 self.formats.append(found.name)
