@@ -210,28 +210,13 @@ def switch(
     precedence.
     """
     with shared(config, storage, "the switch is", f"; otherwise start the app with {SWITCH}=off") as limiter:
-        found = before = limiter.switch.kept()
+        found = limiter.switch.kept()
         if word is not None:
             found = limiter.switch.set(word, duration=duration, comment=comment, author=author_of(author))
         domains = [part.domain for part in limiter.rules.parts]
-    done = "" if word is None else f"; {_done(before, found)}"
-    say_result({"domains": domains, **found._asdict()}, f"{_line(domains, found)}{done}", as_json=as_json)
+    say_result({"domains": domains, **found._asdict()}, _line(domains, found), as_json=as_json)
     if fixed := os.environ.get(SWITCH):
         typer.echo(f"note: {SWITCH}={fixed} is set here; a process with this variable ignores the switch", err=True)
-
-
-def _done(before: Setting, after: Setting) -> str:
-    """What a change of the switch has done."""
-    if before.word == after.word:
-        return f"it was {after.word} before"
-    return f"it was {before.word}; {_EFFECTS[after.word]}"
-
-
-_EFFECTS = {
-    "on": "all processes enforce the limits again within a second",
-    "off": "all processes let all requests pass within a second",
-    "shadow": "all processes count requests within a second, and deny none",
-}
 
 
 def _line(domains: Sequence[str], found: Setting) -> str:

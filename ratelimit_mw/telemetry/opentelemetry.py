@@ -9,7 +9,7 @@ from ratelimit_mw.errors import extra
 
 with extra("opentelemetry"):
     from opentelemetry import trace
-    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter
 
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
@@ -72,7 +72,16 @@ class _Samples:
         self._limiter = weakref.ref(limiter)
         self._store = {"ratelimit.store": limiter.engine.tally.store}
         self._waiting: deque[tuple[Cell | None, float]] = deque(maxlen=_MOST_WAITING)
-        self._histograms = {measure.name: _histogram(meter, measure) for measure in MEASURES if measure.bounds}
+        self._histograms = {
+            measure.name: meter.create_histogram(
+                measure.instrument,
+                measure.unit,
+                measure.about,
+                explicit_bucket_boundaries_advisory=measure.bounds,
+            )
+            for measure in MEASURES
+            if measure.bounds
+        }
 
     def add(self, cell: Cell | None, value: float) -> None:
         """Keep a value. `cell` is that of a rule, or None for the time of a decision."""
@@ -91,13 +100,6 @@ class _Samples:
             else:
                 rule = label_of(limiter, cell.domain, cell.name)
                 self._histograms["ratelimit_used_ratio"].record(value, {"ratelimit.rule": rule})
-
-
-def _histogram(meter: Meter, measure: Measure) -> Histogram:
-    bounds = list(measure.bounds)
-    return meter.create_histogram(
-        measure.instrument, measure.unit, measure.about, explicit_bucket_boundaries_advisory=bounds
-    )
 
 
 def _describe(decision: Decision) -> None:

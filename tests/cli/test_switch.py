@@ -15,14 +15,10 @@ def test_a_life(switch):
     code, printed, error = switch("off", "--for", "2h", "--author", "ada", "-m", "incident 12")
     assert (code, error) == (0, "note: the switch is off: everything passes, uncounted (ada: incident 12)\n")
     assert printed.startswith("shop: off until ")
-    setting = ", by ada (incident 12)"
-    assert printed.endswith(f" UTC{setting}; it was on; all processes let all requests pass within a second\n")
-    assert switch() == (0, printed[: printed.index(setting) + len(setting)] + "\n", error)
-    changed = "; it was off; all processes count requests within a second, and deny none\n"
-    assert switch("shadow", "--author", "")[1] == f"shop: shadow without end{changed}"
-    changed = "; it was shadow; all processes enforce the limits again within a second\n"
-    assert switch("on")[:2] == (0, f"shop: on{changed}")
-    assert switch("on")[:2] == (0, "shop: on; it was on before\n")
+    assert printed.endswith(" UTC, by ada (incident 12)\n")
+    assert switch() == (0, printed, error)
+    assert switch("shadow", "--author", "")[1] == "shop: shadow without end\n"
+    assert switch("on")[:2] == (0, "shop: on\n")
     assert switch()[1] == "shop: on\n"
 
 
@@ -37,7 +33,7 @@ def test_an_environment_that_says_otherwise_is_pointed_out(switch, monkeypatch):
     note = "note: RATELIMIT_MW=on is set here; a process with this variable ignores the switch\n"
     code, printed, said = switch("off", "--author", "")
     assert (code, said) == (0, note)
-    assert printed.startswith("shop: off without end; it was on;")
+    assert printed == "shop: off without end\n"
 
 
 @pytest.mark.parametrize(
