@@ -338,14 +338,10 @@ class Planner:
         return charges
 
 
-def _cacheable(given: Mapping[str, object]) -> bool:
+def _cacheable(given: Mapping[str, Any]) -> bool:
     """Whether the attributes are plain strings, as `Plans` requires, and short enough to be cached."""
-    room = _MAX_CACHED
-    for name, value in given.items():
-        if type(name) is not str or (value is not None and type(value) is not str):
-            return False
-        room -= len(name) + len(value or "")
-    return room >= 0
+    texts = [*given, *(value for value in given.values() if value is not None)]
+    return all(type(text) is str for text in texts) and sum(map(len, texts)) <= _MAX_CACHED
 
 
 def _settled_late(charge: Charge, ends: bool) -> bool:

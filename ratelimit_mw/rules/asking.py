@@ -7,7 +7,6 @@ batch for one that it cannot use. None is therefore too long, or has half of a s
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
@@ -66,11 +65,7 @@ class AskingRules(RuleSet):
         if type(request) is EntriesRequest:
             entries = [f"[{self._matched(key)},{self._matched(value)}]" for key, value in request.entries]
             return self._charges_of(f'"entries":[{_joined(entries)}],{named}{self._end}', cost) if entries else ()
-        charges = self._asked(request, self.select(request), cost, named)
-        if request.several:
-            each = partial(self._asked, cost=cost, named=named)
-            return self._in_each(request, charges, lambda view, agreed: each(view, self.select(view, agreed)))
-        return charges
+        return self._in_each(request, lambda view, agreed: self._asked(view, self.select(view, agreed), cost, named))
 
     def plan_rule(self, asked: NamedRule, request: Request, cost: int = 1) -> Sequence[Charge] | None:
         """Return the charge that asks for one rule of the service. Raises ValueError if the app sets its limit."""

@@ -207,7 +207,7 @@ class RuleSet:
         else:
             charges = self._charges(request, None, cost)
         if request.several:
-            return self._in_each(request, charges, partial(self._charges, cost=cost))
+            return self._in_each(request, partial(self._charges, cost=cost), charges)
         return charges
 
     def selections(self, request: Request) -> list[tuple[Request, Selection]]:
@@ -224,15 +224,21 @@ class RuleSet:
         index = self._index if standing else self._indexed([rule])
         return next((found for found in index.candidates(request) if found[0] == rule.rank), None)
 
-    def _in_each(self, request: Request, first: Sequence[Charge], charge: Charging) -> tuple[Charge, ...]:
+    def _in_each(
+        self, request: Request, charge: Charging, first: tuple[Charge, ...] | None = None
+    ) -> tuple[Charge, ...]:
         """Return the charges of all alternatives of a request: each counter once, in the order of the file.
 
-        `first` are the charges by the first value of each attribute.
+        `first` are the charges by the first value of each attribute, if they are known.
         """
-        while True:
+        first = charge(request, None) if first is None else first
+        if not request.several:
+            return first
+        known, charges = 0, list[Charge]()
+        while known < len(request.several):  # also if a further attribute with several values was read
             known = len(request.several)
             agreed = None if self._plain else self._agreed(request)
-            each, charges = alternatives(request.several), list[Charge]()
+            each, charges = alternatives(request.several), []
             if self._plain and each[0].items() <= request.values.items():
                 charges += first
                 del each[0]
@@ -241,8 +247,6 @@ class RuleSet:
                 if found is BLOCKED:
                     return BLOCKED
                 charges += found
-            if len(request.several) == known:  # no further attribute with several values was read
-                break
         end = len(self.rules)  # descriptors follow the rules
         return tuple(sorted(strictest(charges), key=lambda each: self._rank(each.rule.name, end)))
 
@@ -327,10 +331,7 @@ class RuleSet:
         rule = self.asked(asked)
         if rule is None:
             return None
-        charges = self._plan_rule(rule, request, cost)
-        if request.several:
-            return self._in_each(request, charges, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
-        return charges
+        return self._in_each(request, lambda view, agreed: self._plan_rule(rule, view, cost, agreed))
 
     def asked(self, asked: NamedRule) -> CompiledRule | None:
         """Return the rule that the app asks for, with the key and the limit of the app. None for an unknown name."""
