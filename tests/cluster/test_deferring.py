@@ -4,10 +4,11 @@ from contextlib import closing
 
 import pytest
 
-from ratelimit_mw.deferral.queue import Queue
+from ratelimit_mw.deferral.queue import Queue, StoredRequest
 from ratelimit_mw.settings import DeferSettings
 
-FIELDS = {"request": "{}", "body": "x"}
+REQUEST = StoredRequest("POST", "http", "/reports", (("host", "shop"),), "192.0.2.1", "/reports", {"ip": "192.0.2.1"})
+FIELDS = {"request": REQUEST.packed(), "body": "x"}
 
 
 @pytest.fixture(params=["cluster", "sentinels"])
@@ -28,7 +29,7 @@ def test_requests_are_queued_handed_out_claimed_parked_and_queued_again(url):
         assert queue.next("w", 1.0).id == "b"
         assert queue.claim("another", 0.0) == first
         assert queue.begin(first, "t") == 1
-        assert queue.arrive("a1", "t") == b"{}"
+        assert queue.arrive("a1", "t") == REQUEST
         assert queue.settle(first, "parked", {"reason": "it failed"})
         assert queue.next("w", 1.0).id == "a2"
         assert list(queue.parked()) == ["a1"]
