@@ -172,6 +172,12 @@ def test_an_exception_that_holds_for_another_client_changes_nothing(make, cookie
     assert plain.plan(make(lines, query=query)) == excepting.plan(make(lines, query=query))
 
 
+@pytest.mark.parametrize("exempt", [[], [{"ip": "203.0.113.99"}]])
+def test_what_one_reading_alone_asks_for_is_read_in_all_ways(exempt):
+    found = rules({"match": {"cookie:a": "2"}, "by": "query:q"}, exempt=exempt)
+    assert len(found.plan(asgi([("cookie", "a=1; a=2")], query="q=x&q=y"))) == 2
+
+
 def test_a_function_is_asked_once_for_all_readings():
     source = {"user": "cookie:sid", "tier": "python:tests.rules.test_doubts:counting"}
     found = rules({**BY_USER, "limit": {"default": "3 per minute", "gold": "5 per minute"}}, client=source)
