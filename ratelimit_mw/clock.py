@@ -93,3 +93,9 @@ def clock_to_move(clock: Clock | None) -> ManualClock | None:
     """
     used = clock or _stand_in
     return used if isinstance(used, ManualClock) else None
+
+
+def monotonic() -> int:
+    """Internal. Return a time that does not go back, in microseconds. In tests, the clock that is moved has it."""
+    moved = clock_to_move(None)
+    return time.monotonic_ns() // 1_000 if moved is None else moved.now()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.clock import Clock, ManualClock, clock_to_move
+from ratelimit_mw.clock import Clock, ManualClock, clock_to_move, monotonic
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.settlement import Account
@@ -73,7 +73,7 @@ def acquisition(
         The last verdict, and its rules.
     """
     moved = clock_to_move(clock)
-    now = _monotonic if moved is None else moved.now
+    now = monotonic if moved is None else moved.now
     deadline = now() + timeout
     while True:
         rules, made = plan()
@@ -168,7 +168,3 @@ class LimitedBlock:
             raise LimitExceeded(verdict.decision)
         self._running.append(self._engine.settlement.account(verdict))
         return verdict.decision
-
-
-def _monotonic() -> int:
-    return time.monotonic_ns() // 1_000

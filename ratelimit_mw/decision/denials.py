@@ -4,10 +4,9 @@ A request that a shadow rule would have denied has a record, too, with `shadow=T
 """
 
 import logging
-import time
 from collections.abc import Callable
 
-from ratelimit_mw.clock import Clock, clock_to_move
+from ratelimit_mw.clock import Clock, monotonic
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import METHODS, Arguments, Request
 from ratelimit_mw.identity.sources import described
@@ -33,7 +32,7 @@ class DenialLog:
     """
 
     def __init__(self, clock: Clock | None) -> None:
-        self._now: Callable[[], int] = _monotonic if clock is None else clock.now
+        self._now: Callable[[], int] = monotonic if clock is None else clock.now
         self._once = Once()
         self.lines = LineLimit()
         """How many records there may be, by the label of a rule, or by a reason without a rule."""
@@ -109,8 +108,3 @@ def _route(rules: Rules, rule: str | None, request: Request) -> str | None:
     if found is None and request.context is not None:
         found = getattr(request.context.get("route"), "path", None)
     return found
-
-
-def _monotonic() -> int:
-    clock = clock_to_move(None)  # of a test
-    return time.monotonic_ns() // 1_000 if clock is None else clock.now()
