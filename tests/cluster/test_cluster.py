@@ -11,7 +11,7 @@ import pytest
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Ask
-from ratelimit_mw.stores.base import DECIDE
+from ratelimit_mw.stores.base import DECIDE, Wrapper
 from ratelimit_mw.stores.redis.cluster import ClusterStore
 from tests.cluster.nodes import keys_in
 from tests.stores.contract import ALL, MINUTE, quota
@@ -28,16 +28,15 @@ def key_of(master):
     return keys_in(1, lambda slot: low <= slot <= high)[0]
 
 
-class Asking:
-    """Asks the store one way or the other."""
+class InTasks(Wrapper):
+    """Has each request answered in an event loop of its own."""
 
-    def __init__(self, way, store):
-        self.way, self.store = way, store
+    def ask(self, request):
+        return asyncio.run(self.beneath.aask(request))
 
-    def __getattr__(self, name):
-        if self.way == "threads":
-            return getattr(self.store, name)
-        return lambda *args, **options: asyncio.run(getattr(self.store, f"a{name}")(*args, **options))
+
+def asking(way, store):
+    return store if way == "threads" else InTasks(store)
 
 
 @pytest.fixture(params=["threads", "tasks"])
@@ -48,7 +47,7 @@ def way(request):
 @pytest.fixture
 def store(cluster, way):
     store = ClusterStore(cluster.url, timeout=10)
-    yield Asking(way, store)
+    yield asking(way, store)
     store.close()
 
 
@@ -161,11 +160,11 @@ def test_a_forgotten_script_is_sent_again(cluster, store):
 
 
 def test_missing_seeds_do_not_prevent_a_decision(cluster, way):
-    store = Asking(way, ClusterStore(f"redis+cluster://127.0.0.1:1,{cluster.url.partition('://')[2]}", timeout=10))
+    store = asking(way, ClusterStore(f"redis+cluster://127.0.0.1:1,{cluster.url.partition('://')[2]}", timeout=10))
     ask = Ask("d:r:{x}", quota(5))
     eventually(lambda: _decided(store, ask))
     assert store.decide([ask]).outcomes[0].remaining == 3
-    store.store.close()
+    store.close()
 
 
 def test_a_server_that_is_no_cluster_is_away(any_server):
@@ -187,13 +186,13 @@ def test_a_fork_goes_on_with_connections_of_its_own(cluster, keys):
 
 def test_a_clock_moved_by_hand_moves_all_nodes(cluster, way, keys):
     clock = ManualClock()
-    store = Asking(way, ClusterStore(cluster.url, timeout=10, clock=clock))
+    store = asking(way, ClusterStore(cluster.url, timeout=10, clock=clock))
     asks = [Ask(key, quota(1, period=MINUTE)) for key in keys]
     assert store.decide(asks).now == clock.now()
     assert not store.decide(asks).admits(asks)
     clock.advance(3_600)
     assert store.decide(asks).admits(asks)
-    store.store.close()
+    store.close()
 
 
 class Load:
@@ -279,7 +278,7 @@ def test_a_slot_that_moves_under_load_fails_no_request_and_loses_no_count(cluste
 def test_a_request_that_comes_first_while_its_slot_moves_is_counted_where_it_goes(cluster, way):
     key = key_of(0)
     source, target = cluster.master_of(_slot(key)), cluster.master_of(SHARES[1][0] + 5)
-    store = Asking(way, ClusterStore(cluster.url, timeout=5))
+    store = asking(way, ClusterStore(cluster.url, timeout=5))
     store.decide([Ask(key, quota(5))])
     source.admin.delete(key)
     cluster.begin_moving(_slot(key), source, target)
@@ -293,7 +292,7 @@ def test_a_request_that_comes_first_while_its_slot_moves_is_counted_where_it_goe
     cluster.move_keys(_slot(key), target, source)
     cluster.end_moving(_slot(key), target, source)
     assert store.decide([Ask(key, quota(5))]).outcomes[0].remaining == 0
-    store.store.close()
+    store.close()
 
 
 class TestFailover:
@@ -343,14 +342,14 @@ class TestFailover:
         store.close()
 
     def test_a_master_that_steps_down_is_followed(self, fresh_cluster, way):
-        store = Asking(way, ClusterStore(fresh_cluster.url, timeout=5))
+        store = asking(way, ClusterStore(fresh_cluster.url, timeout=5))
         asks = [[Ask(key, quota(10))] for key in keys_on(0, 5)]
         for ask in asks:
             store.decide(ask)
         fresh_cluster.nodes[3].admin.execute_command("CLUSTER", "FAILOVER")
         eventually(lambda: fresh_cluster.nodes[0].admin.info("replication")["role"] == "slave")
         assert [store.decide(ask).outcomes[0].remaining for ask in asks] == [8] * 5
-        store.store.close()
+        store.close()
 
 
 @pytest.mark.parametrize(
