@@ -142,8 +142,9 @@ class Simulation:
         """
         reply = self.taken(at, plan)
         if reply is not None:
-            for allowed, _, _, _, delay in reply[1]:
-                if delay or not (allowed and plan.shape.plain):
+            plain = plan.shape.plain
+            for row in reply[1]:
+                if row[4] or not (row[0] and plain):
                     return plan.concluded(reply)
             return _ADMITTED
         rules, engine = self.rules, self._engine

@@ -290,7 +290,10 @@ class MemoryStore(Counters, Store):
         held = len(segment)
         if held < self._room:
             if held % _BATCH == 0:
-                _unexpired(segment, _CHECKED, now)
+                earliest = first_unexpired(now)
+                for key in _upcoming(segment, _CHECKED):
+                    if segment.value(key) < earliest:
+                        segment.forget(key)
             return
         sample = _unexpired(segment, SAMPLE, now)
         while len(segment) >= self._room:
@@ -330,29 +333,36 @@ def _warn(workers: int) -> None:
 
 
 def _unexpired(segment: _CounterDict, count: int, now: int) -> list[tuple[int, str]]:
-    """The used share (0 to 255) and the key of the next `count` counters of a segment, in rounds over all.
+    """The used share (0 to 255) and the key of the next `count` counters of a segment, without those that have expired.
 
-    Those that have expired are dropped. The result is shorter if some have been dropped, or at the end of a round.
+    These are dropped. The result is also shorter at the end of a round.
     """
-    upcoming, earliest = segment.upcoming, first_unexpired(now)
+    earliest = first_unexpired(now)
     found: list[tuple[int, str]] = []
     looked = False
     while not looked and segment:
-        if not upcoming:
-            # Each sample has old and new counters, because counters of the same age are often similar.
-            keys = list(segment)
-            distance = len(keys) // SAMPLE
-            if distance < 2:
-                upcoming += keys
-            else:
-                for start in random.sample(range(distance), distance):
-                    upcoming += keys[start::distance]
-        for key in upcoming[-count:]:
+        for key in _upcoming(segment, count):
             if key in segment:
                 looked, value = True, segment.value(key)
                 if value < earliest:
                     segment.forget(key)
                 else:
                     found.append((value[SHARE], key))
-        del upcoming[-count:]
+    return found
+
+
+def _upcoming(segment: _CounterDict, count: int) -> list[str]:
+    """The next `count` keys of a segment, in rounds over all: fewer at the end of a round. Some may be gone."""
+    upcoming = segment.upcoming
+    if not upcoming:
+        # Each sample has old and new counters, because counters of the same age are often similar.
+        keys = list(segment)
+        distance = len(keys) // SAMPLE
+        if distance < 2:
+            upcoming += keys
+        else:
+            for start in random.sample(range(distance), distance):
+                upcoming += keys[start::distance]
+    found = upcoming[-count:]
+    del upcoming[-count:]
     return found
