@@ -59,7 +59,8 @@ def uvicorn(
 ) -> AbstractContextManager[App]:
     """Run an ASGI app, named as on the command line. `env` is added to this process's own."""
     served = [app, "--port", "0", "--workers", str(workers)]
-    command = [sys.executable, "-m", "uvicorn", *served, "--loop", "asyncio", *args]  # as without uvloop
+    plain = ["--loop", "asyncio", "--http", "h11"]  # as without uvloop and httptools
+    command = [sys.executable, "-m", "uvicorn", *served, *plain, *args]
     return serve(command, workers, "Application startup complete", env or {}, cwd)
 
 
