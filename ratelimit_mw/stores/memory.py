@@ -4,8 +4,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
@@ -34,62 +33,17 @@ _BATCH = 4  # a segment drops expired counters each time that it has grown by th
 _CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
 
 
-_MOST_HELD = 64  # counters of a segment that places hold; the garbage collector visits them
+class _CounterDict(dict[str, bytes]):
+    """Some of the counters by their keys. `upcoming` has the keys that are checked next to make room."""
 
-
-class _Held:
-    """The value of a counter, in an object that its segment shares with the places that ask it.
-
-    It is empty if the counter was dropped. Places then look the counter up.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: bytes) -> None:
-        self.value = value
-
-
-_NONE = _Held(b"")
-"""What a place has of a counter that it must look up."""
-
-
-class _CounterDict(dict[str, "bytes | _Held"]):
-    """Some of the counters by their keys. `upcoming` has the keys that are checked next to make room.
-
-    `held` is the number of the values that places hold.
-    """
-
-    __slots__ = ("held", "upcoming")
+    __slots__ = ("upcoming",)
 
     def __init__(self) -> None:
         self.upcoming: list[str] = []
-        self.held = 0
-
-    def value(self, key: str) -> bytes:
-        """The value of a counter; empty if there is none."""
-        found = self.get(key, b"")
-        return found.value if isinstance(found, _Held) else found
-
-    def find(self, key: str) -> tuple[_Held, bytes]:
-        """What a place holds of a counter from now on, and the value. Of some counters, places hold nothing."""
-        found = self[key]
-        if isinstance(found, bytes):
-            if self.held >= _MOST_HELD:
-                return _NONE, found
-            found = self[key] = _Held(found)
-            self.held += 1
-        return found, found.value
-
-    def forget(self, key: str) -> None:
-        """Drop a counter, if there is one."""
-        if isinstance(found := self.get(key), _Held):
-            found.value = b""
-            self.held -= 1
-        self.pop(key, None)
 
 
-_Place = list[Any]
-"""A `_Held`, the key of the counter, and the segment that has it."""
+_Place = tuple[str, _CounterDict]
+"""The key of a counter, and the segment that has it."""
 
 
 class _Compiled(NamedTuple):
@@ -111,12 +65,11 @@ class _Compiled(NamedTuple):
 class _Several:
     """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
 
-    __slots__ = ("denied_by", "held", "keys", "segments")
+    __slots__ = ("denied_by", "places")
 
-    def __init__(self, keys: Sequence[str], segments: Sequence[_CounterDict]) -> None:
-        self.keys = keys
-        self.segments = segments
-        self.held = [_NONE] * len(keys)
+    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, _Compiled]]) -> None:
+        self.places = places
+        """Each with its decisions. What decides most requests is not in `_Compiled` alone, to be read faster."""
         self.denied_by = -1
         """The index of the counter that has denied the last request. -1 if none has."""
 
@@ -129,9 +82,8 @@ class MemoryStore(Counters, Store):
     therefore cannot evict an exhausted counter. A flood of counters with such low limits that one or two requests
     exhaust them evicts counters of its own kind, which have the same rule and attribute.
 
-    Almost all values are plain bytes, which the garbage collector does not visit, and there are many small dicts.
-    Neither the collector nor a growing dict therefore pauses the process. Remembered plans hold a few values
-    themselves: looking up several counters takes most of a decision where the caches of the processor are cold.
+    The values are plain bytes, which the garbage collector does not visit, and there are many small dicts. Neither
+    the collector nor a growing dict therefore pauses the process.
 
     Args:
         max_counters: the most counters to keep, at least 1.
@@ -181,82 +133,76 @@ class MemoryStore(Counters, Store):
 
         def place(asks: Sequence[Ask]) -> _Place:
             key = asks[0].key
-            return [_NONE, key, segments[hash(key) % count]]
+            return key, segments[hash(key) % count]
 
         def places(asks: Sequence[Ask]) -> _Several:
-            keys = [ask.key for ask in asks]
-            return _Several(keys, [segments[hash(key) % count] for key in keys])
+            found = [(ask.key, each) for ask, each in zip(asks, compiled, strict=True)]
+            return _Several([(key, segments[hash(key) % count], each.admit, each) for key, each in found])
 
-        if len(compiled) == 1:
-            return self._taking(compiled[0]), place
-        # What decides most requests is not in `_Compiled` alone, to be read faster.
-        return partial(self._take_all, [(each.admit, each) for each in compiled]), places
+        return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._take_all, places)
 
     def _taking(self, compiled: _Compiled) -> Callable[[_Place], ReplyFields]:
         admit, step, _, _ = compiled
         clock = self._now
 
         def take(place: _Place) -> ReplyFields:
+            key, segment = place
             with self._lock:
                 now = clock()
-                held, key, segment = place
-                stored = held.value
-                if not stored and key in segment:
-                    held, stored = segment.find(key)
-                    place[0] = held
+                stored = segment.get(key, b"")
                 # A counter that was used up at its last request is probably still used up.
                 used_up = stored and stored[SHARE] == USED_UP
                 row, value = (None if used_up else admit(stored, now)) or step(stored, now)
                 if value is not None:
-                    if held.value:
-                        held.value = value
-                    else:
-                        if not stored:
-                            self._make_room(segment, now)
-                        segment[key] = value
+                    if not stored:
+                        self._make_room(segment, now)
+                    segment[key] = value
             return now, (row,), None
 
         return take
 
-    def _take_all(self, compiled: Sequence[tuple[Admit, _Compiled]], asked: _Several) -> ReplyFields:
+    def _take_all(self, asked: _Several) -> ReplyFields:
         """Decide on all counters first, and charge them if none of those that are enforced denies."""
-        keys, segments, held = asked.keys, asked.segments, asked.held
+        places = asked.places
         rows: list[Row] = []
+        values: list[bytes | None] = []
         with self._lock:
             now = self._now()
-            found = self._denied(compiled, asked, now) if asked.denied_by >= 0 else []
+            found = self._denied(asked, now) if asked.denied_by >= 0 else []
             if not found:
-                for index, (admit, each) in enumerate(compiled):
-                    stored = held[index].value
-                    if not stored and keys[index] in segments[index]:
-                        held[index], stored = segments[index].find(keys[index])
+                for key, segment, admit, compiled in places:
+                    stored = segment.get(key, b"")
                     decided: Decided | None = admit(stored, now)
                     if decided is None:
-                        decided = each.step(stored, now)
-                        if not (decided[0][0] or each.shadow):
-                            asked.denied_by = index
-                            found = self._denied(compiled, asked, now)
+                        decided = compiled.step(stored, now)
+                        if not (decided[0][0] or compiled.shadow):
+                            asked.denied_by = len(rows)
+                            found = self._denied(asked, now)
                             break
-                    found.append(decided)
-            for index, (row, value) in enumerate(found):
-                rows.append(row)
+                    row, value = decided
+                    rows.append(row)
+                    values.append(value)
+            if found:
+                rows, values = [row for row, _ in found], [value for _, value in found]
+            for (key, segment, _, _), value in zip(places, values, strict=True):
                 if value is not None:
-                    shared = held[index]
-                    if shared.value:
-                        shared.value = value
-                    else:  # other places may hold it
-                        self.save(keys[index], value, now)
+                    if key not in segment:
+                        self._make_room(segment, now)
+                    segment[key] = value
         return now, rows, None
 
-    def _denied(self, compiled: Sequence[tuple[Admit, _Compiled]], asked: _Several, now: int) -> list[Decided]:
+    @staticmethod
+    def _denied(asked: _Several, now: int) -> list[Decided]:
         """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
-        stored = [held.value or self.load(key) for key, held in zip(asked.keys, asked.held, strict=True)]
-        decided = compiled[asked.denied_by][1].step(stored[asked.denied_by], now)
+        key, segment, _, compiled = asked.places[asked.denied_by]
+        decided = compiled.step(segment.get(key, b""), now)
         if decided[0][0]:
             asked.denied_by = -1
             return []
-        found = [each.uncharged(value, now) for value, (_, each) in zip(stored, compiled, strict=True)]
-        found[asked.denied_by] = decided
+        found: list[Decided] = []
+        for key, segment, _, compiled in asked.places:
+            denies = len(found) == asked.denied_by
+            found.append(decided if denies else compiled.uncharged(segment.get(key, b""), now))
         return found
 
     def keys(self, prefix: str) -> Iterator[str]:
@@ -268,22 +214,18 @@ class MemoryStore(Counters, Store):
 
     def load(self, key: str) -> bytes:
         """See `Counters`."""
-        return self._segments[hash(key) % self._count].value(key)
+        return self._segments[hash(key) % self._count].get(key, b"")
 
     def save(self, key: str, value: bytes, now: int) -> None:
         """See `Counters`."""
         segment = self._segments[hash(key) % self._count]
-        found = segment.get(key)
-        if isinstance(found, _Held):
-            found.value = value
-            return
-        if found is None:
+        if key not in segment:
             self._make_room(segment, now)
         segment[key] = value
 
     def drop(self, key: str) -> None:
         """See `Counters`."""
-        self._segments[hash(key) % self._count].forget(key)
+        self._segments[hash(key) % self._count].pop(key, None)
 
     def _make_room(self, segment: _CounterDict, now: int) -> None:
         """Drop expired counters of a segment. If it is full, drop one that has not expired."""
@@ -292,15 +234,15 @@ class MemoryStore(Counters, Store):
             if held % _BATCH == 0:
                 earliest = first_unexpired(now)
                 for key in _upcoming(segment, _CHECKED):
-                    if segment.value(key) < earliest:
-                        segment.forget(key)
+                    if segment.get(key, b"") < earliest:
+                        segment.pop(key, None)
             return
         sample = _unexpired(segment, SAMPLE, now)
         while len(segment) >= self._room:
             if min(sample)[0] == USED_UP and len(sample) < min(MAX_SAMPLE, self._room):
                 sample += _unexpired(segment, SAMPLE, now)
                 continue
-            segment.forget(evicted(sample)[1])
+            del segment[evicted(sample)[1]]
 
     def after_fork(self) -> None:
         """Reset in the child of a fork. The counters stay, but the lock is replaced."""
@@ -342,10 +284,11 @@ def _unexpired(segment: _CounterDict, count: int, now: int) -> list[tuple[int, s
     looked = False
     while not looked and segment:
         for key in _upcoming(segment, count):
-            if key in segment:
-                looked, value = True, segment.value(key)
+            value = segment.get(key)
+            if value is not None:
+                looked = True
                 if value < earliest:
-                    segment.forget(key)
+                    del segment[key]
                 else:
                     found.append((value[SHARE], key))
     return found

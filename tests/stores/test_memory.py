@@ -270,15 +270,6 @@ def test_a_counter_that_a_denied_request_charges_counts_for_all_requests_that_sh
     assert take(held)[1][0][1] == 60
 
 
-@pytest.mark.parametrize("other", [[], ["d:s:{other}"]], ids=["alone", "beside another"])
-def test_more_counters_than_requests_may_hold_count_all_the_same(clock, other):
-    store = MemoryStore(max_counters=2_048, clock=clock)  # one segment
-    asked = [asking(store, f"d:r:{{{number}}}", *(f"{key}{number}" for key in other)) for number in range(200)]
-    for round_ in range(1, 5):
-        for first, second in asked:
-            assert (first()[0], second()[0]) == (10 - 2 * round_, 9 - 2 * round_)
-
-
 def test_threads_that_add_drop_and_forget_at_once_break_nothing(clock):
     store, gate = MemoryStore(max_counters=300, clock=clock), threading.Barrier(16)
 
