@@ -91,6 +91,10 @@ class Packed(Sequence[T]):
         return unpack(self._kept[index])
 
 
+_LONG = 1000
+"""A mapping with a longer list is not packed."""
+
+
 class Items(Packed["Node"]):
     """A list, and the place where it begins.
 
@@ -106,15 +110,20 @@ class Items(Packed["Node"]):
 
     def put(self, node: "Node") -> None:
         """Add an item, unless it is unusable."""
-        if not isinstance(node, Scalar):
+        if isinstance(node, Scalar):
+            if not node.unusable:
+                self._kept.append((node.text, node.value, *node.place))
+        elif isinstance(node, Map) and any(isinstance(each, Items) and len(each) > _LONG for each in node.values()):
+            self._kept.append(node)  # packing it is one call, which would stop every thread
+        else:
             self._kept.append(pack(node))
-        elif not node.unusable:
-            self._kept.append((node.text, node.value, *node.place))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a copy of one item."""
+        """Return one item, or a copy of it."""
         kept = self._kept[index]
-        return unpack(kept) if isinstance(kept, bytes) else Scalar(kept[0], kept[1], Place(*kept[2:]))
+        if isinstance(kept, bytes):
+            return unpack(kept)
+        return kept if isinstance(kept, Map) else Scalar(kept[0], kept[1], Place(*kept[2:]))
 
 
 class Map(dict[str, "Node"]):
