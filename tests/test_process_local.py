@@ -203,9 +203,10 @@ def test_a_child_of_a_fork_leaves_the_event_of_its_parents_thread_alone_which_ma
             touched.append(self)
             super().set()
 
-    monkeypatch.setattr(threading, "Event", Event)
     thread = Repeating("forked", lambda: 60.0)
-    thread.start()
+    with monkeypatch.context() as events:  # other threads of the process use events, too
+        events.setattr(threading, "Event", Event)
+        thread.start()
     touched.clear()
     assert in_child(lambda: [thread.stop(), len(touched)]) == [None, 0]
     thread.stop()
