@@ -177,7 +177,7 @@ def _segment(piece: str, names: list[str], kinds: list[str]) -> Segment:
         raise Invalid("more than two parameters in one segment")
     if len(own) == 2 and (not texts[1] or not {*own} <= {"str", "path"}):
         # Otherwise frameworks would divide the segment in different ways.
-        raise Invalid("two parameters in one segment have a text between them and no types", "such as {name}.{ending}")
+        raise Invalid("two parameters in one segment need a text between them and no types", "such as {name}.{ending}")
     return _with_parameters(tuple(texts), tuple(own)) if own else Segment(tuple(texts))
 
 

@@ -54,8 +54,8 @@ _NEXT_HEAD = 120.0
 """The seconds after which a connection is looked at again. One without a further request since then is closed."""
 
 _LONGEST_HEAD = 64 * 1024
-"""The most bytes of a request that are not its body: its head, its trailers and what frames its chunks. What arrives
-with the first of them, at most 256 KiB, is not counted."""
+"""The most bytes of a request that are not its body: its head, its trailers and what frames its chunks. The read that
+ends the head, of at most 256 KiB, is not counted."""
 
 _MOST_WAITING = 256
 """The most requests of a connection that wait for the answers to earlier ones. Proxies send one at a time."""
@@ -373,7 +373,7 @@ class _HttpProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  of uvicorn
         service = self.service
         service.refuse("malformed_http")
-        service.warn("malformed_http", "a caller of --http or --admin sent what is not valid HTTP, or is too long")
+        service.warn("malformed_http", "a caller of --http or --admin sent an invalid or too long HTTP request")
         self.transport.write(_DENIAL)
         self.transport.close()
 

@@ -195,7 +195,7 @@ def test_clients_cannot_fill_the_log_with_what_is_not_http(caplog):
                 assert raw.recv(1000)
     made.limiter.close()
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["a caller of --http or --admin sent what is not valid HTTP, or is too long"] * 10
+    assert messages == ["a caller of --http or --admin sent an invalid or too long HTTP request"] * 10
 
 
 def test_errors_of_the_server_are_logged_each_time_and_its_warnings_never(caplog):
