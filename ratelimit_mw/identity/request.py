@@ -242,12 +242,11 @@ def _finder(app: Any) -> Find | None:
 
 
 def _of_flask(url_map: Any, environ: Mapping[str, Any]) -> str:
-    adapter = url_map.bind_to_environ(environ)
     method = None
     for _ in range(2):
         try:
-            rule, _arguments = adapter.match(method=method, return_rule=True)
-        except Exception as error:  # noqa: BLE001 - NotFound, RequestRedirect, or MethodNotAllowed with the right methods
+            rule, _arguments = url_map.bind_to_environ(environ).match(method=method, return_rule=True)
+        except Exception as error:  # noqa: BLE001 - NotFound, BadHost, or MethodNotAllowed with the right methods
             method = next(iter(getattr(error, "valid_methods", None) or ()), None)
             if method is None:
                 return NO_ROUTE

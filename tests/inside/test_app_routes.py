@@ -263,6 +263,14 @@ def test_an_upgrade_that_no_route_serves_does_not_hide_the_route_of_later_reques
     assert denied(lambda method, url: client.open(url, method=method), "/login") == [True]
 
 
+def test_a_host_that_no_server_can_have_has_no_route(limiter):
+    app = Flask("routes", root_path="/")
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, limiter=limiter)
+    client = app.test_client()
+    answers = [client.get("/", headers={"Host": "a..b"}) for _ in range(3)]
+    assert [each.status_code for each in answers] == [400, 400, 429]
+
+
 PER_SHOP = (path("<slug:shop>/<int:number>", view),)
 
 
