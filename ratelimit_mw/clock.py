@@ -96,6 +96,6 @@ def clock_to_move(clock: Clock | None) -> ManualClock | None:
 
 
 def monotonic() -> int:
-    """Internal. Return a time that does not go back, in microseconds. In tests, the clock that is moved has it."""
+    """Internal. Return a time that does not go back, in microseconds. A clock that a test moves replaces it."""
     moved = clock_to_move(None)
     return time.monotonic_ns() // 1_000 if moved is None else moved.now()

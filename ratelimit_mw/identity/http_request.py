@@ -31,10 +31,10 @@ Apps may change the path and the prefix in the scope or the environ, so both are
 MOST_BYTES = 4096
 """The most memory of the fields of one remembered plan. Most JSON Web Tokens have 600 to 1 500 characters."""
 
-_MOST_LINES = 128  # a browser sends about twenty
+_MOST_HEADERS = 128  # lines; a browser sends about twenty
 
 UNREAD: Sequence[Any] = (object(),)
-"""In place of the fields of a request with too many header lines to look at each. No fields are equal to it."""
+"""In place of the fields of a request whose plan is not remembered. No fields are equal to it."""
 
 
 class ReadFields:
@@ -50,15 +50,16 @@ class ReadFields:
         self._lengths = frozenset(map(len, self._folded))
         self._keys = [_key(name) for name in self.names]
         self._server = "host" in self.names  # without a Host header, the host is the name of the server
-        self.routes = "upgrade" in self.names  # those of WebSockets depend on it
+        self.routes = "upgrade" in self.names
+        """Whether rules may read the app's own routes, of which those of WebSockets depend on this field."""
 
     def of_scope(self, scope: Mapping[str, Any]) -> Sequence[Any]:
         """Return the name and the value of each line that rules may read, by any spelling of its name, in order.
 
-        Return `UNREAD` if the request has too many lines.
+        Return `UNREAD` if the request has too many lines to look at each.
         """
         headers = scope.get("headers") or ()
-        if len(headers) > _MOST_LINES:
+        if len(headers) > _MOST_HEADERS:
             return UNREAD
         lengths, folded = self._lengths, self._folded
         found: list[Any] = []
