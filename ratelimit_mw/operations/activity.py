@@ -335,7 +335,7 @@ def decode_report(text: str | bytes) -> ProcessReport | None:
             found["load"],
         )
         return ProcessReport(found["process"], found["version"], found["switch"], found["latency_ms"], activity)
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
 
 

@@ -160,7 +160,12 @@ def test_a_text_has_all_of_a_report():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "[" * 9_000, "\xff", '{"form": 1}', encode_report(report()).replace('"rates"', '"speeds"')]
+    "text",
+    [
+        *("", "[]", "[" * 9_000, "\xff", '{"form": 1}'),
+        encode_report(report()).replace('"rates"', '"speeds"'),
+        encode_report(report()).replace("1500", "9" * 400),
+    ],
 )
 def test_a_text_of_another_release_or_program_is_left_out(text):
     assert decode_report(text) is None
