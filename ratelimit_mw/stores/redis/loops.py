@@ -231,11 +231,11 @@ class LoopBatcher:
         for future, reply in answered:
             if future.done():  # a task before has cancelled it
                 continue
-            callbacks: Any = future._callbacks  # noqa: SLF001  there is no public name
-            for callback, _ in callbacks or ():
+            callbacks: Any = list(future._callbacks or ())  # noqa: SLF001  there is no public name
+            for callback, _ in callbacks:
                 future.remove_done_callback(callback)
             future.set_result(reply)
-            for callback, context in callbacks or ():
+            for callback, context in callbacks:
                 try:
                     context.run(callback, future)
                 except BaseException as error:  # noqa: BLE001  the loop handles it, after the other tasks
