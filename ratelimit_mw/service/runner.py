@@ -61,6 +61,7 @@ _MOST_WAITING = 256
 """The most requests of a connection that wait for the answers to earlier ones. Proxies send one at a time."""
 
 _OF_BODIES = frozenset((b"content-length", b"transfer-encoding"))
+_NO_BODY = (b"content-length", b"0")
 
 _BODY = b"The request is not valid HTTP/1.1, its head is too long, or it has a body and asks for an upgrade.\n"
 _DENIAL = (
@@ -350,7 +351,7 @@ class _HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         upgrade = self.parser.should_upgrade()
-        if upgrade and any(name in _OF_BODIES for name, _ in self.headers):
+        if upgrade and any(line[0] in _OF_BODIES and line != _NO_BODY for line in self.headers):
             raise ValueError("the parser would not read the body")
         super().on_headers_complete()
         if upgrade:  # what has come with its head is lost

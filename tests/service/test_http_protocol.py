@@ -151,10 +151,11 @@ def test_a_request_whose_end_readers_see_in_different_places_ends_its_connection
     assert (answers.count(b"HTTP/1.1 "), made.refused["malformed_http"]) == (1, 1)
 
 
-def test_a_request_without_a_body_that_asks_for_an_upgrade_is_the_last_of_its_connection():
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 0\r\n"])
+def test_a_request_without_a_body_that_asks_for_an_upgrade_is_the_last_of_its_connection(length):
     made = service()
     with connected(made) as (raw, _):
-        raw.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+        raw.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n%b\r\n" % length)
         answer = raw.makefile("rb").read()
     made.limiter.close()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
