@@ -102,7 +102,9 @@ def rules_text(limiter: RateLimiter) -> str:
             lines.append(f"# the domain {part.domain} is in shadow: nothing is enforced")
         for rule in part.compiled:
             limits, shadow = shown[part.domain, rule.rule.name]
-            lines.append(f"{part.domain}.{rule.rule.name}: {' and '.join(limits) or 'no limit'}{'; shadow' * shadow}")
+            words = " and ".join(limits) or "no limit"
+            more = "; other limits by tier" * bool(rule.tiers) + "; shadow" * shadow
+            lines.append(f"{part.domain}.{rule.rule.name}: {words}{more}")
         descriptors = part.descriptors.limits if part.descriptors is not None else ()
         lines += [f"{part.domain}.{limit.rule.name}: {_of_descriptor(limit)}" for limit in descriptors]
     return "\n".join(lines) + "\n"

@@ -109,7 +109,7 @@ def test_the_rules_in_force_are_readable():
         first, *lines = rules_text(limiter).splitlines()
     assert first.startswith("# version ")
     assert lines == [
-        "shop.login: 10 per minute and 100 per hour; shadow",
+        "shop.login: 10 per minute and 100 per hour; other limits by tier; shadow",
         "shop.burst: 10 per second, 50 at once",
         "shop.asked: 10 per second",
         "shop.tenant: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false",
