@@ -37,9 +37,9 @@ class LoopBatcher:
     """Shares one connection among the tasks of one event loop, and a round trip among requests that wait together.
 
     Requests of one iteration of the loop are sent together at its end, without a timer. If the last batch had a
-    single request, the next request is sent at once. No task runs between a request and its reply: the connection's
-    reader continues the tasks that wait for their replies, so the cancellation of one request does not affect others.
-    The batcher holds no reference to the loop while it has no connection.
+    single request, the next request is sent at once. The reader of the connection continues the tasks whose replies it
+    has read, and then sends what they ask next. No task carries out a batch, so the cancellation of one request does
+    not affect others. The batcher holds no reference to the loop while it has no connection.
 
     Each request has its own deadline. If it passes while other requests are answered in time, this request fails
     alone. If the connection was silent for the whole timeout, all waiting requests fail with `NoAnswer`, and the
