@@ -137,7 +137,7 @@ class Sharing:
         self.away = False
         """True if the server did not answer the last time."""
         self.latency_ms: float | None = None
-        """The time of the last round trip, in milliseconds. None if there was none."""
+        """The time of the last round trip, in milliseconds: of the first, with connecting. None if there was none."""
         self._url, self._domain = url, domain
         self._board: Board | FileBoard | None = None
         self._others: Others | None = None
@@ -161,10 +161,13 @@ class Sharing:
         return self._others
 
     def exchange(self, report: ProcessReport) -> None:
-        """Send the report of this process. While viewers look, read those of the others."""
+        """Send the report of this process. While viewers look, read those of the others.
+
+        They are also read the first time, because this removes what killed processes have left.
+        """
+        viewed = self._board is None or time.monotonic() - self._looked_at < _VIEWED
         board = self._board = self._board or open_board(self._url, self._domain)
         began = time.perf_counter()
-        viewed = time.monotonic() - self._looked_at < _VIEWED
         found: Others | None = None
         try:
             board.put(encode_report(report))

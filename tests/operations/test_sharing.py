@@ -112,6 +112,15 @@ def test_a_process_that_ends_is_not_shown_any_more(any_server):
     eventually(lambda: not any_server.admin.keys("*~live*"), within=7)  # before it would expire
 
 
+def test_a_process_that_begins_removes_the_names_of_killed_ones(any_server):
+    names = "shop:~live:{shop}"
+    any_server.admin.sadd(names, f"{names}:killed")
+    with live(any_server.url) as (limiter, _):
+        limiter.check({"ip": "192.0.2.1"})
+        (own,) = eventually(lambda: reported(any_server))
+        eventually(lambda: any_server.admin.smembers(names) == {own})
+
+
 def reports(folder):
     """The files in which processes report. A folder lists a file that is replaced meanwhile under its name twice."""
     return set(folder.glob("limits.live-" + "[0-9a-f]" * 16))

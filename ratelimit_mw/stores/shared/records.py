@@ -96,20 +96,19 @@ class FileBoard:
     def __init__(self, url: str) -> None:
         self._location = Location.parse(url)
         self._own = secrets.token_hex(8)
-        self._begun = False
 
     def put(self, text: str) -> None:
-        """Write the text of this process. The first time, remove the files of processes that have ended."""
-        if not self._begun:
-            self._begun = True
-            self.read()
+        """Write the text of this process."""
         content = text.encode()
         create(
             self._path(self._own), self._location.mode, lambda path, _: Path(path).write_bytes(content), replace=True
         )
 
     def read(self) -> list[bytes]:
-        """Return the texts of the other processes. Files that this user may not read are left out."""
+        """Return the texts of the other processes, and remove the files of those that have ended.
+
+        Files that this user may not read are left out.
+        """
         found: list[bytes] = []
         pattern = Path(self._path(""))
         for path in pattern.parent.glob(f"{escape(pattern.name)}{'[0-9a-f]' * len(self._own)}"):
