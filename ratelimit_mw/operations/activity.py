@@ -280,14 +280,12 @@ class ProcessReport(NamedTuple):
         process: A random name of the process. Several limiters of a process have the same.
         version: The version of the rules in force.
         switch: The setting of the kill switch.
-        latency_ms: The time of a round trip to the store, in milliseconds. None if it is unknown.
         activity: What the process did.
     """
 
     process: str
     version: str
     switch: str
-    latency_ms: float | None
     activity: Activity
 
 
@@ -299,7 +297,6 @@ def encode_report(report: ProcessReport) -> str:
             "process": report.process,
             "version": report.version,
             "switch": report.switch,
-            "latency_ms": report.latency_ms,
             "load": report.activity.load,
             "rates": [round(report.activity.requests, 3), round(report.activity.denials, 3)],
             "steps": [_packed(series) for series in report.activity.steps],
@@ -334,7 +331,7 @@ def decode_report(text: str | bytes) -> ProcessReport | None:
             tuple([LimitedClient(*client) for client in found["limited"]]),
             found["load"],
         )
-        return ProcessReport(found["process"], found["version"], found["switch"], found["latency_ms"], activity)
+        return ProcessReport(found["process"], found["version"], found["switch"], activity)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
 

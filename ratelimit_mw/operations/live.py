@@ -179,7 +179,7 @@ class Viewer:
     def state(self) -> LiveState | None:
         """Return the state of all processes, as `Live.state` does. None if no process reports.
 
-        It takes one command. Raises StoreUnavailable.
+        It takes two commands, and their time is `latency_ms`. Raises StoreUnavailable.
         """
         began = time.perf_counter()
         texts = self._board.read()
@@ -344,7 +344,7 @@ class Live:
         try:
             observer.sample()
             if sharing.possible:
-                sharing.exchange(observer.report(limiter, sharing.latency_ms))
+                sharing.exchange(observer.report(limiter))
         except Exception as error:  # noqa: BLE001 - the app must not notice, and the next round may succeed
             self._once(logger.error, "the live page can't be kept up to date: %s (logged once)", described(error))
         return True

@@ -170,10 +170,10 @@ class Observer:
         with self._lock:
             return self._recorder.activity(tuple(clients), load)
 
-    def report(self, limiter: RateLimiter, latency_ms: float | None) -> ProcessReport:
+    def report(self, limiter: RateLimiter) -> ProcessReport:
         """Return the report of this process for the others."""
         switch = limiter.switch.setting.word
-        return ProcessReport(process_name(), limiter.state.version, switch, latency_ms, self.activity(limiter))
+        return ProcessReport(process_name(), limiter.state.version, switch, self.activity(limiter))
 
 
 def process_name() -> str:

@@ -134,7 +134,7 @@ def test_what_a_client_has_written_does_not_reach_the_terminal(run, any_server):
     client = LimitedClient(evil, evil, evil, evil, 3, time.time(), None)
     report = Activity(1.0, 1.0, ({}, {}), {}, (client,), None)
     board = Board(any_server.url, "shop")
-    board.put(encode_report(ProcessReport("p", evil, evil, None, report)))
+    board.put(encode_report(ProcessReport("p", evil, evil, report)))
     code, printed, _ = run("top", "--watch", "--storage", any_server.url)
     board.close()
     assert code == 0
@@ -147,7 +147,7 @@ def test_json_has_escapes_for_what_a_terminal_would_obey(run, any_server):
     evil = "é\x1b[31m\x9b31m\x7f\u202e\U000e0001\n"
     report = Activity(1.0, 1.0, ({}, {}), {}, (LimitedClient(evil, "d", "r", "limited", 3, time.time(), None),), None)
     board = Board(any_server.url, "shop")
-    board.put(encode_report(ProcessReport("p", "v", "on", None, report)))
+    board.put(encode_report(ProcessReport("p", "v", "on", report)))
     code, printed, _ = run("top", "--watch", "--json", "--storage", any_server.url)
     board.close()
     assert code == 0

@@ -152,7 +152,7 @@ def report():
         ("shop", "x"): RuleActivity((0.0,) * 5, {}, 0),
     }
     activity = Activity(2.5, 0.125, steps, rules, (client("ip=192.0.2.1", 3, 10.5, None),), 0.5)
-    return ProcessReport("p", "v", "on", 0.4, activity)
+    return ProcessReport("p", "v", "on", activity)
 
 
 def test_a_text_has_all_of_a_report():
