@@ -246,7 +246,12 @@ def test_a_websocket_has_its_own_route_where_the_plan_of_a_request_to_its_path_i
         await websocket.accept()
         await websocket.close()
 
-    client = TestClient(from_address(Asgi(Starlette(routes=[WebSocketRoute("/w", accept)]), limiter=limiter), "::1"))
+    limited = Asgi(Starlette(routes=[WebSocketRoute("/w", accept)]), limiter=limiter)
+
+    async def over_http_2(scope, receive, send):  # where a WebSocket has no Upgrade
+        await limited({**scope, "headers": [(b"host", b"shop.example")]}, receive, send)
+
+    client = TestClient(from_address(over_http_2, "::1"))
     assert denied(client.request, "/w", "/w", "/w") == [False, False, True]
     with client.websocket_connect("/w"):
         assert limiter.peek({"ip": "::1", "route": "/w"}).used == 1

@@ -92,8 +92,11 @@ def test_what_the_app_added_to_the_environ_is_read_after_the_response_has_starte
 
 
 def test_the_objects_that_the_app_added_to_the_environ_are_not_asked_for_attributes():
+    asked = []
+
     class Session:
         def __getattr__(self, name):
+            asked.append(name)
             raise RuntimeError(f"{name} is read, and no session is loaded")
 
     def app(environ, start_response):
@@ -103,6 +106,7 @@ def test_the_objects_that_the_app_added_to_the_environ_are_not_asked_for_attribu
 
     with limiter(rules=[ONE]) as engine:
         assert list(Wsgi(app, limiter=engine)({"REMOTE_ADDR": IP}, lambda *_: None)) == [b""]
+    assert asked == []
 
 
 def test_two_apps_with_one_limiter_read_their_own_paths():
