@@ -104,13 +104,13 @@ def alternatives(several: Mapping[str, Values]) -> list[Alternative]:
     return [dict(zip(several, row, strict=True)) for row in product(*several.values())]
 
 
-def views(request: Request, each: Iterable[Alternative]) -> Iterator[Request]:
+def views(request: Request, chosen: Iterable[Alternative]) -> Iterator[Request]:
     """Yield a view of a request for each alternative: one object, whose `values` change.
 
     Attributes that have one value are read once for all.
     """
     view = copy.copy(request)
-    for alternative in each:
+    for alternative in chosen:
         view.values = {**view.values, **alternative}
         yield view
         request.values.update((name, value) for name, value in view.values.items() if name not in alternative)

@@ -223,8 +223,8 @@ class LoopBatcher:
     def _resume(self, answered: "list[tuple[asyncio.Future[Reply], Reply]]") -> None:
         """Continue the tasks that wait for these replies, and send together what they ask next.
 
-        The reader of a connection calls this, so no task is running. A plain future leaves its task to the next
-        iteration of the loop, which takes as long as a tenth of a decision.
+        The reader of a connection calls this, so no task is running. A plain future would leave its task to the next
+        iteration of the loop, which asks the system once more which sockets are ready.
         """
         loop = asyncio.get_running_loop()
         self._deadline, self._flushing = loop.time() + self._timeout, not self._alone
