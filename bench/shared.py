@@ -164,17 +164,20 @@ def _stores() -> Iterator[dict[str, str]]:
 
 
 def decision_cpu(url: str, number: int) -> Run:
-    """Microseconds of the processor for a decision of a store about one counter, of which 1 000 exist."""
+    """Microseconds of the processor for a decision of a store about one counter, of which 1 000 exist.
+
+    The store is asked as by plans that are known: their counters have their places.
+    """
     from ratelimit_mw.model import Ask, Quota
     from ratelimit_mw.settings import StorageSettings
-    from ratelimit_mw.stores.base import DECIDE
     from ratelimit_mw.stores.memory import MemoryStore
     from ratelimit_mw.stores.shared import open_store
 
     store = MemoryStore() if url == MEMORY else open_store(StorageSettings(url=url, timeout=5.0), None)
     quota = Quota("sliding_window", 1_000_000_000, PER_MINUTE)
-    requests = [((Ask(key, quota),), DECIDE) for key in _keys()]
-    return _timed(store.ask, requests, number)
+    asked = [(Ask(key, quota),) for key in _keys()]
+    decide, place = store.decider(asked[0])
+    return _timed(decide, list(map(place, asked)), number)
 
 
 def bare_cpu(url: str, number: int) -> Run:

@@ -12,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
@@ -24,13 +24,13 @@ import lmdb
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import CounterError, Late, NameTaken, StoreUnavailable
 from ratelimit_mw.logs import logger
-from ratelimit_mw.model import Reply
+from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
-from ratelimit_mw.stores.base import DECIDE, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Decider, ReplyFields, Store, StoreRequest
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.shared.file import DataFile, Location, check, names, open_data, open_environment, set_aside
-from ratelimit_mw.stores.shared.table import NO_ROOM, Asked, Table, encode
+from ratelimit_mw.stores.shared.table import NO_ROOM, Asked, Questions, Table, complete
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -132,16 +132,22 @@ class Handle:
         data = self._data
         if data is None:
             return None
-        fd = data.fd
+        fd, size, _ = data
         try:
             flock(fd, _TRY)
-            if os.lseek(fd, 0, os.SEEK_END) < data.size:  # truncated: LMDB would end the process (SIGBUS)
+            if os.lseek(fd, 0, os.SEEK_END) < size:  # truncated: LMDB would end the process (SIGBUS)
                 self._failed, self._check_at = True, 0.0
                 return None
             table = self._table
             if table is None:
-                table = self._table = Table(open_environment(data, self._location.path), self._most, data.size)
-            done = self._work(table, work, asked)
+                table = self._table = Table(open_environment(data, self._location.path), self._most, size)
+            try:
+                with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
+                    done = work(table, asked)
+            except lmdb.Error as error:  # if it is full, nothing was written
+                if not _is_full(error):
+                    raise
+                done = self._work_with_room(table, work, asked)
             if table.crowded:
                 self._make_room(table, fd)
             return done
@@ -161,18 +167,18 @@ class Handle:
             except OSError:  # other code has closed the descriptor
                 pass
 
-    def _work(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
-        """Do the work. If there is no room for what it writes, drop counters and do it again."""
+    def _work_with_room(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
+        """Drop counters, and do the work again, until there is room for what it writes."""
         for _ in range(_ROUNDS):
-            try:
-                with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
-                    return work(table, asked)
-            except lmdb.Error as error:  # if it is full, nothing was written
-                if not isinstance(error, lmdb.MapFullError) and error.code not in _FULL_DISK:
-                    raise
             table.crowded = False
             if not self._thin(table):
                 break
+            try:
+                with table.environment.begin(write=True) as table.txn:
+                    return work(table, asked)
+            except lmdb.Error as error:
+                if not _is_full(error):
+                    raise
         raise CounterError(NO_ROOM)
 
     def _make_room(self, table: Table, fd: int) -> None:
@@ -238,6 +244,11 @@ class Handle:
         self.close()
 
 
+def _is_full(error: lmdb.Error) -> bool:
+    """Whether the file or its disk has no room."""
+    return isinstance(error, lmdb.MapFullError) or error.code in _FULL_DISK
+
+
 class _Handles:
     """The handles of this process, by their files: LMDB must not open a file twice."""
 
@@ -286,27 +297,35 @@ class SharedStore(Store):
         self._logged: dict[type[StoreUnavailable], float] = {}
         self._alone = MemoryStore(max_counters=max_counters, clock=clock)
         self._breaker = Breaker(location.path)
+        self._asked = Questions(self._now).of
         reset_after_fork(self)
 
     def ask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
-        period, asked = self._begin(request)
+        return complete(self._decided(self._asked(request)))
+
+    async def aask(self, request: StoreRequest) -> Reply:
+        """See `Store`."""
+        asked, period = self._asked(request), self._begin()
+        try:
+            reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
+            return complete(await self._await(Table.reply, asked) if reply is None else reply)
+        except StoreUnavailable as error:
+            self._failed(error, period)
+            return self._alone.ask(request)
+
+    def decider(self, asks: Sequence[Ask]) -> Decider:  # noqa: ARG002  of `Store`
+        """See `Store`."""
+        return self._decided, lambda asks: self._asked((asks, DECIDE))
+
+    def _decided(self, asked: Asked) -> ReplyFields:
+        period = self._begin()
         try:
             reply = (self._handle or self._open()).attempt(Table.reply, asked)
             return self._wait(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
             self._failed(error, period)
-            return self._alone.ask(request)
-
-    async def aask(self, request: StoreRequest) -> Reply:
-        """See `Store`."""
-        period, asked = self._begin(request)
-        try:
-            reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
-            return await self._await(Table.reply, asked) if reply is None else reply
-        except StoreUnavailable as error:
-            self._failed(error, period)
-            return self._alone.ask(request)
+            return self._alone.ask(asked[0])
 
     def connect(self, domain: str) -> None:  # noqa: ARG002  a decision would create the file, for another user maybe
         """See `Store`. It checks the file, but makes no decision."""
@@ -350,8 +369,8 @@ class SharedStore(Store):
         """Whether the file is unavailable, so that requests fail at once."""
         return self._breaker.open
 
-    def _begin(self, request: StoreRequest) -> tuple[Period, Asked]:
-        """The period in which a request is asked, and what the table is asked. The lock is not needed.
+    def _begin(self) -> Period:
+        """The period in which a request is asked.
 
         Raises:
             StoreUnavailable: the breaker is open.
@@ -359,9 +378,7 @@ class SharedStore(Store):
         breaker = self._breaker
         if breaker.watching and breaker.open:
             raise StoreUnavailable(AWAY)
-        asks = request[0]
-        encoded = (encode(asks[0].key),) if len(asks) == 1 else [encode(ask.key) for ask in asks]
-        return breaker.period, (request, encoded, self._now)
+        return breaker.period
 
     def _open(self) -> Handle:
         handle = self._handle = self._handle or handle_of(self.location, self._most, self._now)
@@ -426,4 +443,4 @@ class SharedStore(Store):
         """Raise StoreUnavailable while this process cannot count. The key is new, because that needs most room."""
         key = f"probe:{{{os.getpid()}.{time.monotonic_ns()}}}"
         with suppress(NameTaken):  # it counts for itself then
-            self._wait(Table.reply, (([probe_ask(key)], DECIDE), [encode(key)], self._now))
+            self._wait(Table.reply, self._asked(([probe_ask(key)], DECIDE)))

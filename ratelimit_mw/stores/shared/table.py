@@ -8,26 +8,27 @@ the value.
 import os
 import random
 from binascii import crc32
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import lmdb
 
-from ratelimit_mw.algorithms import DECIDE_ALL
-from ratelimit_mw.algorithms.algorithm import USED_UP
+from ratelimit_mw.algorithms import admitting
+from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.errors import CounterError
-from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.base import DECIDE, StoreRequest
+from ratelimit_mw.model import Outcome, Quota, Reply
+from ratelimit_mw.stores.base import DECIDE, ReplyFields, StoreRequest
 from ratelimit_mw.stores.counters import (
     SAMPLE,
     SHARE,
-    STAMP_SIZE,
     Counters,
+    Step,
+    deciding,
     evicted,
     first_unexpired,
-    stamp,
+    shadowed,
 )
 from ratelimit_mw.stores.shared.file import FREE
 
@@ -48,12 +49,57 @@ _FREE_SHARE = 0.2  # of the file that stays free for copies of pages, if that is
 _STEP = 16  # pages by which the file grows
 _fallocate = getattr(os, "posix_fallocate", None)  # not on macOS: there, a full disk concerns known counters, too
 
+_MOST_COMPILED = 1024  # overrides and elastic limits make new quotas, and apps have many costs
+_outcome: Any = tuple.__new__  # to call a named tuple takes longer
+
 NO_ROOM = "the file or its disk has no room for the counters: set a larger ?size=, or free some of the disk"
 
-Asked = tuple[StoreRequest, Sequence[bytes], Callable[[], int]]
-"""A request, the entries of its asks as `encode` returns them, and a function that returns the time."""
+Compiled = tuple[Admit, Step, Quota]
+"""How to decide on most requests of one counter, and on all others. It holds the quota, whose id it is known by."""
+
+Asked = tuple[StoreRequest, Sequence[bytes], Callable[[], int], Compiled | None]
+"""A request, the entries of its asks as `encode` returns them, a function that returns the time, and how to decide.
+
+The last is None for requests of another intent, of several counters, or whose key is too long.
+"""
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
+
+
+class Questions:
+    """Makes what the table is asked of requests, without the lock, and keeps how to decide on those of one counter.
+
+    Args:
+        clock: returns the time in microseconds.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._compiled: dict[Hashable, Compiled] = {}
+        """By the id of the quota, because hashing a quota takes long. Each entry also holds its quota."""
+
+    def of(self, request: StoreRequest) -> Asked:
+        """What the table is asked."""
+        asks, intent = request
+        encoded = [encode(ask.key) for ask in asks]
+        if intent is not DECIDE or len(asks) != 1 or _is_digest(encoded[0]):
+            return request, encoded, self._clock, None
+        _, quota, cost, shadow = asks[0]
+        known = self._compiled.get((id(quota), cost, shadow))
+        return request, encoded, self._clock, known or self._compile(quota, cost, shadow)
+
+    def _compile(self, quota: Quota, cost: int, shadow: bool) -> Compiled:
+        if len(self._compiled) >= _MOST_COMPILED:
+            self._compiled.clear()
+        admit, step = admitting(quota, cost), deciding(quota, cost, shadow)
+        made = self._compiled[id(quota), cost, shadow] = shadowed(admit) if shadow else admit, step, quota
+        return made
+
+
+def complete(fields: ReplyFields) -> Reply:
+    """The reply with these fields, whose outcomes may be plain tuples."""
+    now, rows, only = fields
+    return Reply(now, [row if isinstance(row, Outcome) else _outcome(Outcome, row) for row in rows], only)
 
 
 class Table(Counters):
@@ -87,25 +133,27 @@ class Table(Counters):
         self._new = 0
         self._position = _chance.randbytes(_PREFIX)
 
-    def reply(self, asked: Asked) -> Reply:
+    def reply(self, asked: Asked) -> ReplyFields:
         """Answer a request."""
-        (asks, intent), encoded, clock = asked
+        request, encoded, clock, compiled = asked
         txn, now = self.txn, clock()
-        if intent is DECIDE and len(asks) == 1:  # `answer`, without its calls
-            _, quota, cost, shadow = asks[0]
+        if compiled is not None:  # most requests: `answer`, compiled
             entry = encoded[0]
             stored = txn.get(entry)
-            if stored is not None and entry[_PREFIX] != _IS_DIGEST:
-                outcome, state = DECIDE_ALL[quota.decided_by](stored[STAMP_SIZE:], quota, cost, now)
-                value = b"" if state is None else stamp(quota, cost, shadow, outcome, now) + state
+            if stored is not None:
+                admit, step, _ = compiled
+                # A counter that was used up at its last request is probably still used up.
+                row, value = (None if stored[SHARE] == USED_UP else admit(stored, now)) or step(stored, now)
+                if value is None:
+                    return now, (row,), None
                 if len(value) <= self._large:
-                    if value:
-                        txn.put(entry, value)
-                    return tuple.__new__(Reply, (now, (outcome,), None))
+                    txn.put(entry, value)
+                    return now, (row,), None
+        asks, intent = request
         self._missing.clear()
         self._written = 0
         self._encoded = {ask.key: entry for ask, entry in zip(asks, encoded, strict=True)}
-        return Reply(now, self.answer(asks, intent, now))
+        return now, self.answer(asks, intent, now), None
 
     def load(self, key: str) -> bytes:
         """See `Counters`."""
@@ -114,12 +162,12 @@ class Table(Counters):
         if value is None:
             self._missing.add(key)
             return b""
-        return value if encoded[_PREFIX] != _IS_DIGEST else _value(encoded, value)
+        return _value(encoded, value)
 
     def save(self, key: str, value: bytes, now: int) -> None:
         """See `Counters`."""
         encoded = self._encoded[key]
-        if encoded[_PREFIX] == _IS_DIGEST:
+        if _is_digest(encoded):
             text = key.encode("utf-8", "surrogatepass")
             value += text + len(text).to_bytes(_LENGTH)
         new, large = key in self._missing, len(value) > self._large
@@ -250,6 +298,11 @@ def encode(key: str) -> bytes:
     return crc32(text).to_bytes(_PREFIX) + text
 
 
+def _is_digest(entry: bytes) -> bool:
+    """Whether the key of an entry is a digest of the counter's key, whose text is at the end of the value."""
+    return entry[_PREFIX] == _IS_DIGEST
+
+
 def _pages(stat: Mapping[str, Any]) -> int:
     """The pages that counters are in."""
     return int(stat["leaf_pages"] + stat["branch_pages"] + stat["overflow_pages"])
@@ -257,7 +310,7 @@ def _pages(stat: Mapping[str, Any]) -> int:
 
 def _value(encoded: bytes, value: bytes) -> bytes:
     """The stamp and the state of an entry."""
-    if encoded[_PREFIX] != _IS_DIGEST:
+    if not _is_digest(encoded):
         return value
     return value[: -_LENGTH - int.from_bytes(value[-_LENGTH:])]
 
@@ -265,6 +318,6 @@ def _value(encoded: bytes, value: bytes) -> bytes:
 def _text(encoded: bytes, value: bytes) -> str:
     """The key of the counter of an entry."""
     text = encoded[_PREFIX:]
-    if encoded[_PREFIX] == _IS_DIGEST:
+    if _is_digest(encoded):
         text = value[-_LENGTH - int.from_bytes(value[-_LENGTH:]) : -_LENGTH]
     return text.decode("utf-8", "surrogatepass")
