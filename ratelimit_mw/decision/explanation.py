@@ -247,10 +247,19 @@ class _Reading:
         return self._rules.charges_alone(candidate, self._request, 1, overrides)
 
     def _counts(self, candidate: Candidate, identifiers: tuple[Identifier, ...] = ()) -> bool:
-        """Whether the request has an attribute that the rule counts by; with `identifiers`, that one of these needs."""
-        rank, program, route, parameters, strict = candidate
+        """Whether the request has an attribute that the rule counts by; with `identifiers`, that one of these needs.
+
+        This is seen from the charges of the rule with another counter.
+        """
+        rank, rule, route, parameters, strict = candidate
         probe = replace(
-            program, counters=_PROBE, tiers=None, read_cost=None, identifiers=identifiers or program.identifiers
+            rule,
+            keys=("",),
+            limits=(NOTHING,),
+            tiers=None,
+            read_limit=None,
+            read_cost=None,
+            identifiers=identifiers or rule.identifiers,
         )
         return bool(self._charges((rank, probe, route, parameters, strict), None))
 
@@ -269,10 +278,6 @@ class _Reading:
         if name == "route":
             return bool(candidate[2]) or read_app_route(request) is not None
         return not attributes.known(name) or attributes.reader(name)(request) is not None
-
-
-_PROBE = (("", NOTHING),)
-"""Replaces the counters of a rule, to see whether its identifiers find anything to count by."""
 
 
 def _criteria(

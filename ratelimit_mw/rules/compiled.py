@@ -150,11 +150,11 @@ class CompiledRule:
     """The first elements of the `counters`."""
     limits: tuple[Quota, ...]
     """The second elements of the `counters`. Rules with equal limits share them."""
-    tiers: Tiers | None
+    tiers: Tiers | None = None
     """The counters of the other clients. None if the limit does not depend on the tier."""
-    cost: int
+    cost: int = 0
     """The cost of a request. It is ignored if the rule has `read_cost`."""
-    replaces: frozenset[int]
+    replaces: frozenset[int] = NO_RULES
     """The ranks of the rules that do not apply where this rule applies."""
     read_cost: CostReader | None = None
     """Reads the cost from the request. None if the cost is fixed."""
@@ -162,6 +162,8 @@ class CompiledRule:
     """Returns the counters of a request, if a function of the app returns its limit. The rule then has no others."""
     on_demand: bool = False
     """The rule applies only if the app asks for it by name."""
+    conditions: tuple[Condition, ...] = ()
+    """The conditions that the index does not check. Only a rule that the index has found has them."""
     sample: Quota | None = None
     """A quota with the effects that another limit of the rule may have: that of an override or of `read_limit`, or one
     that the app sets. None if the rule's own limits have the same effects."""
@@ -235,9 +237,6 @@ def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tup
             identifiers=(identifier("global", attributes),),
             keys=_PRIORITY_KEY,
             limits=_PRIORITY_LIMIT,
-            tiers=None,
-            cost=0,
-            replaces=frozenset(),
         ),
     )
 

@@ -6,7 +6,7 @@ are then tested one by one. `Plans` remembers the counters of requests.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from sys import getsizeof
 from typing import Any
@@ -15,20 +15,11 @@ from ratelimit_mw.identity.address import Networks
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.http_request import MOST_BYTES, UNREAD, ReadFields
-from ratelimit_mw.identity.identifier import NO_PARAMETERS, Identifier, Parameters
+from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
 from ratelimit_mw.identity.path_forms import Forms
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import Ask, Charge, Rule
-from ratelimit_mw.rules.compiled import (
-    CompiledRule,
-    Condition,
-    CostReader,
-    Counter,
-    LimitReader,
-    Matching,
-    Overrides,
-    Tiers,
-)
+from ratelimit_mw.rules.compiled import CompiledRule, Counter, Matching, Overrides, Tiers
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import Template
 
@@ -36,46 +27,10 @@ _new = tuple.__new__
 """Makes a NamedTuple without a call of its Python-level `__new__`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A compiled rule in the form of the hot path. It is no NamedTuple, because reading and unpacking one is slow."""
-
-    conditions: tuple[Condition, ...]
-    """The conditions that the index does not check."""
-    tests: tuple[Callable[[Request], bool], ...]
-    """The `holds` of each condition."""
-    counters: tuple[Counter, ...]
-    tiers: Tiers | LimitReader | None
-    """How the counters depend on the request: on its tier, or on a function. None if they do not."""
-    identifiers: tuple[Identifier, ...]
-    rule: Rule
-    cost: int
-    read_cost: CostReader | None
-    replaces: frozenset[int]
-
-
-Candidate = tuple[int, Program, str, Parameters, bool]
+Candidate = tuple[int, CompiledRule, str, Parameters, bool]
 """A rule that the index found: its rank (candidates are sorted by it), the rule, the template that matched, the path
 parameters, and whether the match is strict (see `Hit`).
 """
-
-
-def program(rule: CompiledRule | None, conditions: tuple[Condition, ...] = ()) -> Program:
-    """Return the program of a rule that has these remaining conditions. Without a rule it is an exemption."""
-    tests = tuple(condition.holds for condition in conditions)
-    if rule is None:
-        return Program(conditions, tests, (), None, (), Rule("exempt"), 0, None, frozenset())
-    return Program(
-        conditions,
-        tests,
-        rule.counters,
-        rule.tiers if rule.read_limit is None else rule.read_limit,
-        rule.identifiers,
-        rule.rule,
-        rule.cost,
-        rule.read_cost,
-        rule.replaces,
-    )
 
 
 def exemption(candidates: Sequence[Candidate], request: Request) -> int | None:
@@ -122,15 +77,19 @@ def charges_of(
         overrides: the overrides of the domain. None if there are none.
     """
     found: list[Charge] = []
-    for _, program, route, parameters, _ in candidates:
-        for holds in program.tests:
-            if not holds(request):
+    for _, compiled, route, parameters, _ in candidates:
+        for condition in compiled.conditions:
+            if not condition.holds(request):
                 break
         else:
-            rule, identifiers, counters = program.rule, program.identifiers, program.counters
-            charged = cost * (program.cost if program.read_cost is None else program.read_cost(request))
-            if tier is not None and (tiers := program.tiers) is not None:
-                counters = tiers(request) if callable(tiers) else _of_tier(tier(request), tiers, counters)
+            rule, identifiers = compiled.rule, compiled.identifiers
+            counters = tuple(zip(compiled.keys, compiled.limits))  # noqa: B905  `strict` takes longer
+            charged = cost * (compiled.cost if compiled.read_cost is None else compiled.read_cost(request))
+            if tier is not None:
+                if compiled.read_limit is not None:
+                    counters = compiled.read_limit(request)
+                elif compiled.tiers is not None:
+                    counters = _of_tier(tier(request), compiled.tiers, counters)
             identities: Iterable[str | None]
             if len(identifiers) == 1:
                 identities = (identifiers[0](request, parameters, route),)
@@ -167,9 +126,9 @@ def strictest(charges: Iterable[Charge]) -> list[Charge]:
     return list(found.values())
 
 
-def applies(rule: Program, request: Request) -> bool:
+def applies(rule: CompiledRule, request: Request) -> bool:
     """Return True if all remaining conditions of a candidate hold."""
-    return all(holds(request) for holds in rule.tests)
+    return all(condition.holds(request) for condition in rule.conditions)
 
 
 _Lookup = Callable[[Request], Sequence[Candidate]]
@@ -190,18 +149,17 @@ class Index:
         owned: list[tuple[int, Template]] = []
         by_value: dict[Reader, dict[str | None, list[Candidate]]] = {}
         by_network: Networks[Candidate] = Networks()
-        programs: dict[int, Program] = {}
-        for rank, match, rule in chain(
-            ((n - len(exempt), match, None) for n, match in enumerate(exempt)),
-            ((rule.rank, rule.match, rule) for rule in rules),
-        ):
-            indexed, remaining = match.split()
-            made = program(rule, remaining.conditions(address))
-            if match.templates:
-                owned += [(rank, template) for template in match.templates]
-                programs[rank] = made
+        by_rank: dict[int, CompiledRule] = {}
+        exemptions = (_exemption(n - len(exempt), match) for n, match in enumerate(exempt))
+        for each in chain(exemptions, rules):
+            indexed, remaining = each.match.split()
+            conditions = remaining.conditions(address)
+            rule = replace(each, conditions=conditions) if conditions else each
+            if rule.templates:
+                owned += [(rule.rank, template) for template in rule.templates]
+                by_rank[rule.rank] = rule
                 continue
-            candidate: Candidate = (rank, made, "", NO_PARAMETERS, True)
+            candidate: Candidate = (rule.rank, rule, "", NO_PARAMETERS, True)
             if indexed.exact:
                 ((read, wanted, _),) = indexed.exact
                 table = by_value.setdefault(read, {})
@@ -213,7 +171,7 @@ class Index:
                 always.append(candidate)
         self.paths = PathMatcher(owned) if owned else None
         """Finds the rules with path templates. None if no rule has any."""
-        self._programs = programs
+        self._by_rank = by_rank
         self._always = tuple(always)
         self._lookups: list[_Lookup] = [_by_value(read, table) for read, table in by_value.items()]
         if by_network:
@@ -223,9 +181,9 @@ class Index:
         """Return the rules and exemptions that the index finds, by rank. Their other conditions are not tested."""
         found: list[Candidate] = []
         if self.paths is not None:
-            programs = self._programs
+            rules = self._by_rank
             for owner, route, parameters, strict in self.paths.hits(request):
-                found.append((owner, programs[owner], route, parameters, strict))
+                found.append((owner, rules[owner], route, parameters, strict))
         for lookup in self._lookups:
             found += lookup(request)
         if not found:
@@ -235,6 +193,20 @@ class Index:
     def concerns(self, request: Request) -> bool:
         """Return True if a rule may apply to a request of this path."""
         return bool(self._always or self._lookups or (self.paths is not None and self.paths.hits(request)))
+
+
+def _exemption(rank: int, match: Matching) -> CompiledRule:
+    """Return the rule without counters that is found where an exemption may apply."""
+    return CompiledRule(
+        rank=rank,
+        rule=Rule("exempt"),
+        templates=match.templates,
+        further=match._replace(templates=()),
+        by=(),
+        identifiers=(),
+        keys=(),
+        limits=(),
+    )
 
 
 def _by_value(read: Reader, table: Mapping[str | None, Sequence[Candidate]]) -> _Lookup:

@@ -3,7 +3,8 @@
 Templates without parameters are in a dict. The others share a tree with one level for each segment.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -14,12 +15,10 @@ from ratelimit_mw.identity.request import Request
 from ratelimit_mw.rules.path_templates import (
     ANYTHING,
     TYPES,
-    Kind,
     Matcher,
     Segment,
     Tail,
     Template,
-    TemplateParts,
     Value,
     matcher,
     parts_of,
@@ -41,82 +40,101 @@ class Hit(NamedTuple):
 
 
 class PathEntry(NamedTuple):
-    """A template that is ready to match. `rank` is its place among all templates."""
+    """A template that is ready to match.
+
+    Attributes:
+        rank: Its place among all templates.
+        owner: The number under which `PathMatcher` was given the template.
+        route: The text of the template.
+        form: The form of the template that the path matches: the template itself, or the cleaned one.
+        names: The names of the parameters.
+        types: The kind of each parameter. () if no parameter has a type.
+    """
 
     rank: int
     owner: int
     route: str
-    parts: TemplateParts
-    types: tuple[Kind | None, ...]
-    """One for each parameter, or () if no parameter has a type."""
+    form: Template
+    names: tuple[str, ...]
+    types: tuple[str, ...]
 
 
 Found = list[tuple[PathEntry, tuple[Value, ...]]]
 """The templates that match, each with the values of its parameters."""
 
+_Rest = Callable[[list[str], int], tuple[Value, ...] | None]
+"""Matches the segments of a path from an index on. Returns the values of their parameters, or None."""
 
-class _Node:
-    """The templates that begin with the same segments.
-
-    Attributes:
-        literals: What follows a segment without parameters, by its text.
-        patterns: What follows a segment with parameters, each with its matcher. None: the segment is one parameter that
-            matches any text.
-        tails: Templates whose last part matches the rest, each with the matchers of the segments behind that part.
-        ends: Templates that end here.
-    """
-
-    __slots__ = ("ends", "literals", "patterns", "tails")
-
-    def __init__(self) -> None:
-        self.literals: dict[str, _Node] = {}
-        self.patterns: dict[Segment, tuple[Matcher | None, _Node]] = {}
-        self.tails: list[tuple[Tail, tuple[Matcher, ...], PathEntry]] = []
-        self.ends: list[PathEntry] = []
-
-    def below(self, segment: Segment) -> "_Node":
-        """Return the node behind a segment. It is made if there is none."""
-        if not segment.kinds:
-            return self.literals.setdefault(segment.texts[0], _Node())
-        if segment not in self.patterns:
-            self.patterns[segment] = None if segment == ANYTHING else matcher(segment), _Node()
-        return self.patterns[segment][1]
+_ROOT = 0
 
 
 class PathMatcher:
     """All templates of a rule set, ready to match.
+
+    A node of the tree is a number. A rule set has thousands of nodes, and the garbage collector visits every object
+    that has references to others, but no numbers, and no dicts and tuples of numbers.
 
     `owned` is pairs of an owner (any int) and one of its templates. An owner may have several. The first that matches
     counts.
     """
 
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
-        self._literal: dict[str, list[PathEntry]] = {}
-        self._root = _Node()
+        self._entries: list[PathEntry] = []
+        self._literal: dict[str, tuple[int, ...]] = {}
+        """The ranks of the templates without parameters."""
+        self._literals: list[dict[str, int]] = []
+        """For each node: what follows a segment without parameters, by its text."""
+        self._patterns: list[dict[str, int]] = []
+        """For each node: what follows a segment with parameters, by its pattern."""
+        self._tails: list[tuple[int, ...]] = []
+        """For each node: the ranks of the templates whose last part matches the rest."""
+        self._ends: list[tuple[int, ...]] = []
+        """For each node: the ranks of the templates that end there."""
+        self._new_node()
+        self._matchers: dict[str, Matcher | None] = {}
+        """The matcher of each pattern. None: it is one parameter that matches any text."""
+        self._rests: dict[int, _Rest] = {}
+        """By rank, how the templates with a tail match the rest of a path."""
         self._most_segments = 0
         """The most segments that the tree can tell apart. The others stay one text."""
-        rank = 0
         for owner, template in owned:
             # The cleaned form of a path has no slash at its end, and must match the template too.
             for form in dict.fromkeys((template, cleaned_template(template))):
-                self._add(form, rank, owner, template)
-                rank += 1
+                self._add(form, owner, template)
 
-    def _add(self, form: Template, rank: int, owner: int, route: str) -> None:
-        parts = parts_of(form)
-        types = tuple(map(TYPES.get, parts.kinds))
-        entry = PathEntry(rank, owner, route, parts, types if any(types) else ())
+    def _add(self, form: Template, owner: int, route: str) -> None:
+        rank, parts = len(self._entries), parts_of(form)
+        types = parts.kinds if any(kind in TYPES for kind in parts.kinds) else ()
+        self._entries.append(PathEntry(rank, owner, route, form, parts.names, types))
         if not parts.names and parts.tail is None:
-            self._literal.setdefault(form, []).append(entry)
+            self._literal[form] = (*self._literal.get(form, ()), rank)
             return
-        node, tail = self._root, parts.tail
+        node = _ROOT
         for segment in parts.segments:
-            node = node.below(segment)
+            node = self._below(node, segment)
         self._most_segments = max(self._most_segments, len(parts.segments) + 1)
-        if tail is not None:
-            node.tails.append((tail, tuple(map(matcher, tail.segments)), entry))
-        if tail is None or tail.folder:
-            node.ends.append(entry)
+        if parts.tail is not None:
+            self._rests[rank] = _rest(parts.tail)
+            self._tails[node] += (rank,)
+        if parts.tail is None or parts.tail.folder:
+            self._ends[node] += (rank,)
+
+    def _new_node(self) -> int:
+        self._literals.append({})
+        self._patterns.append({})
+        self._tails.append(())
+        self._ends.append(())
+        return len(self._ends) - 1
+
+    def _below(self, node: int, segment: Segment) -> int:
+        """Return the node behind a segment. It is made if there is none."""
+        pattern = segment.pattern
+        if segment.kinds and pattern not in self._matchers:
+            self._matchers[pattern] = None if segment == ANYTHING else matcher(segment)
+        children = (self._patterns if segment.kinds else self._literals)[node]
+        if pattern not in children:
+            children[pattern] = self._new_node()
+        return children[pattern]
 
     def hits(self, request: Request) -> list[Hit]:
         """Match a request's path in all its forms. Return one hit for each owner with a matching template.
@@ -152,42 +170,44 @@ class PathMatcher:
 
     def find(self, path: str) -> Found:
         """Return every template that matches one spelling of a path, in their order, and the values of parameters."""
-        literal = self._literal.get(path)
-        found: Found = [] if literal is None else [(entry, ()) for entry in literal]
+        entries = self._entries
+        found: Found = [(entries[rank], ()) for rank in self._literal.get(path, ())]
         if self._most_segments and path.startswith("/"):
-            self._walk(self._root, path.split("/", self._most_segments), 1, (), found)
+            self._walk(_ROOT, path.split("/", self._most_segments), 1, (), found)
             if len(found) > 1:
                 found.sort()
         return found
 
-    def _walk(self, node: _Node, segments: list[str], depth: int, values: tuple[Value, ...], found: Found) -> None:
+    def _walk(self, node: int, segments: list[str], depth: int, values: tuple[Value, ...], found: Found) -> None:
         """Add to `found` the templates of `node` and its children that match the segments of a path from `depth` on.
 
         `values` are the values of the parameters in the segments before.
         """
         last = len(segments) - 1
+        entries = self._entries
         while True:
-            for tail, matchers, entry in node.tails:
-                rest = _match_tail(tail, matchers, segments, depth)
+            for rank in self._tails[node]:
+                rest = self._rests[rank](segments, depth)
                 if rest is not None:
-                    found.append((entry, values + rest))
+                    found.append((entries[rank], values + rest))
             segment = segments[depth]
-            for match, child in node.patterns.values():
+            for pattern, child in self._patterns[node].items():
                 more: tuple[Value, ...] | None = ((segment, segment),) if segment else None
+                match = self._matchers[pattern]
                 if match is not None:
                     more = match(segment)
                 if more is not None:
                     if depth < last:
                         self._walk(child, segments, depth + 1, values + more, found)
                     else:
-                        for entry in child.ends:
-                            found.append((entry, values + more))
-            following = node.literals.get(segment)
+                        for rank in self._ends[child]:
+                            found.append((entries[rank], values + more))
+            following = self._literals[node].get(segment)
             if following is None:
                 return
             if depth == last:
-                for entry in following.ends:
-                    found.append((entry, values))
+                for rank in self._ends[following]:
+                    found.append((entries[rank], values))
                 return
             node = following
             depth += 1
@@ -201,7 +221,7 @@ def _is_plain(entry: PathEntry, values: tuple[Value, ...], path: str) -> bool:
     if "\n" in path:
         return False
     for kind, (_, text) in zip(entry.types, values, strict=False):
-        if kind is not None and not kind.is_plain(text):
+        if kind in TYPES and not TYPES[kind].is_plain(text):
             return False
     return True
 
@@ -211,18 +231,23 @@ _VALUE = itemgetter(0)
 
 def _hit(entry: PathEntry, values: tuple[Value, ...], path: str) -> Hit:
     """Return the hit of an entry whose values stand in `path`."""
-    _, owner, route, parts, types = entry
+    _, owner, route, form, names, types = entry
     parameters = NO_PARAMETERS
     if values:
-        parameters = Parameters(zip(parts[2], map(_VALUE, values)))  # noqa: B905  `strict` doubles the time
+        parameters = Parameters(zip(names, map(_VALUE, values)))  # noqa: B905  `strict` doubles the time
         if types and any(value != text for value, text in values):
-            parameters.path = clean(with_values(parts, path, [value for value, _ in values]))
+            parameters.path = clean(with_values(parts_of(form), path, [value for value, _ in values]))
     plain = _is_plain(entry, values, path) if types else "\n" not in path
     return tuple.__new__(Hit, (owner, route, parameters, plain))
 
 
+@lru_cache(maxsize=256)  # most tails are equal: `/*`
+def _rest(tail: Tail) -> _Rest:
+    """Return a function that matches the rest of a path with a tail and the segments behind it."""
+    return partial(_match_tail, tail, tuple(map(matcher, tail.segments)))
+
+
 def _match_tail(tail: Tail, matchers: tuple[Matcher, ...], segments: list[str], depth: int) -> tuple[Value, ...] | None:
-    """Match the rest of a path with a `{name:path}` parameter and the segments behind it. None if they differ."""
     if tail.folder:
         return ()
     rest, *behind = "/".join(segments[depth:]).rsplit("/", len(matchers))

@@ -43,6 +43,11 @@ class Segment(NamedTuple):
     texts: tuple[str, ...]
     kinds: tuple[str, ...] = ()
 
+    @property
+    def pattern(self) -> str:
+        """The text of the segment, without the names of its parameters."""
+        return self.filled(iter([f"{{{kind}}}" for kind in self.kinds]))
+
     def filled(self, values: Iterator[str]) -> str:
         """Return the segment's text with the next values in place of its parameters."""
         return self.texts[0] + "".join([next(values) + text for text in self.texts[1:]])

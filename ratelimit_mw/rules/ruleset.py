@@ -25,15 +25,7 @@ from ratelimit_mw.rules.compiled import (
     key_of_domain,
 )
 from ratelimit_mw.rules.inline import InlineLimits, RuntimeCompiler, with_key, with_limits
-from ratelimit_mw.rules.matching import (
-    Candidate,
-    Index,
-    charges_of,
-    exemption,
-    program,
-    replaced_by,
-    strictest,
-)
+from ratelimit_mw.rules.matching import Candidate, Index, charges_of, exemption, replaced_by, strictest
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.preflights import announced, apart, replaced_for_preflight, split
 from ratelimit_mw.settings import (
@@ -363,7 +355,7 @@ class RuleSet:
 
     def candidate_asked(self, rule: CompiledRule, request: Request) -> Candidate:
         """Return the candidate of a rule that the app asks for, whether or not its `match` holds."""
-        return rule.rank, program(rule), *self._hit(rule, request), True
+        return rule.rank, rule, *self._hit(rule, request), True
 
     def _frees(self, request: Request) -> bool:
         """Return True if an override or an exemption frees a request of all rules."""

@@ -36,9 +36,8 @@ def plain(found):
     """The entries whose values are plain, with these values as they are in the path."""
     for entry, values in found:
         texts = [text for _, text in values]
-        if all(
-            kind not in TYPES or TYPES[kind].is_plain(text) for kind, text in zip(entry.parts.kinds, texts, strict=True)
-        ):
+        kinds = parts_of(entry.form).kinds
+        if all(kind not in TYPES or TYPES[kind].is_plain(text) for kind, text in zip(kinds, texts, strict=True)):
             yield entry, texts
 
 
@@ -54,7 +53,7 @@ def test_finds_exactly_the_templates_that_starlette_matches_and_their_parameters
     matcher = PathMatcher(enumerate(known))
     found: dict[int, list[dict[str, str]]] = {}
     for entry, values in plain(matcher.find(path)):
-        found.setdefault(entry.owner, []).append(dict(zip(entry.parts.names, values, strict=True)))
+        found.setdefault(entry.owner, []).append(dict(zip(entry.names, values, strict=True)))
     for owner, template in enumerate(known):
         pattern, _, _ = compile_path(template)
         # `.` stops at a line feed and `$` stands before one; both are looked at on their own below.

@@ -96,14 +96,14 @@ def validate_exempt(entries: Sequence[Values], problems: Problems) -> None:
 
 def validate_names(rules: Sequence[Values], problems: Problems) -> None:
     """Report duplicate names, and names in `replaces` that cannot be replaced."""
-    first: dict[str, Values] = {}
-    for rule in rules:
+    first: dict[str, int] = {}
+    for rank, rule in enumerate(rules):
         name = rule[NAME]
         if name and name in first:
-            other = first[name].place("name")
+            other = rules[first[name]].place("name")
             hint = f"the other is at line {other.line}" if other.line else f"the other is {other.path}"
             problems.add(rule.place("name"), f"two rules are named {quoted(name)}", hint)
-        first.setdefault(name, rule)
+        first.setdefault(name, rank)
     if "" in first:
         return  # a name could not be read; it may be the one that a `replaces` refers to
     replaced = {rule[NAME]: rule[REPLACES] for rule in rules if rule[REPLACES]}
@@ -116,7 +116,7 @@ def validate_names(rules: Sequence[Values], problems: Problems) -> None:
                 problems.add(place, f"there is no rule {quoted(name)}", nearest(name, first))
             elif rule[NAME] in _reachable(name, replaced):
                 problems.add(place, f"this rule and {quoted(name)} replace each other, so neither would ever apply")
-            elif ("messages" in rule) is not ("messages" in first[name]):
+            elif ("messages" in rule) is not ("messages" in rules[first[name]]):
                 counts, others = ("messages", "requests") if "messages" in rule else ("requests", "messages")
                 message = f"this rule counts {counts}, so it can't replace {quoted(name)}, which counts {others}"
                 problems.add(place, message)
