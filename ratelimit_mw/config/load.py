@@ -310,13 +310,13 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, onc
     ranks = {rule[NAME]: rank for rank, rule in enumerate(rules)}
     # A shadow rule denies no request, so it must not replace a rule that does. In a shadow file no rule denies.
     shadows = {rule[NAME]: rank for rank, rule in enumerate(rules) if rule[SHADOW]}
-    packed: dict[str, bytes] = {}
+    packed: dict[str, Values | bytes] = {}
     recompiler = Recompiler(base, attributes, packed)
     compiled: list[CompiledRule] = []
     for rank, rule in enumerate(rules):
         match = compile_match(rule[MATCH], attributes, problems)
         replaceable = shadows if rule[SHADOW] else ranks
-        packed[rule[NAME]] = pack(rule.detached())
+        packed[rule[NAME]] = pack(rule.detached(MATCH))
         if rule[LIMIT].function:
             made = compile_rule(rank, with_sample(rule), base, replaceable, match, attributes, problems)
             made = with_function(made, rule, recompiler, attributes, problems)

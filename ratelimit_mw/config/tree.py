@@ -76,23 +76,22 @@ class Scalar(NamedTuple):
 
 
 class Packed(Sequence[T]):
-    """A long list. Its items are kept packed (see `pack`): each access makes a copy."""
+    """A long list. Its items are kept packed (see `pack`): most accesses make a copy.
+
+    `items` is pairs of an item and the node that it was read from.
+    """
 
     __slots__ = ("_kept",)
 
-    def __init__(self, items: Iterable[T] = ()) -> None:
-        self._kept: list[Any] = [pack(item) for item in items]
+    def __init__(self, items: "Iterable[tuple[T, Node]]" = ()) -> None:
+        self._kept: list[Any] = [pack(item, node) for item, node in items]
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a copy of one item."""
+        """Return one item, or a copy of it."""
         return unpack(self._kept[index])
-
-
-_LONG = 1000
-"""A mapping with a longer list is not packed."""
 
 
 class Items(Packed["Node"]):
@@ -113,17 +112,18 @@ class Items(Packed["Node"]):
         if isinstance(node, Scalar):
             if not node.unusable:
                 self._kept.append((node.text, node.value, *node.place))
-        elif isinstance(node, Map) and any(isinstance(each, Items) and len(each) > _LONG for each in node.values()):
-            self._kept.append(node)  # packing it is one call, which would stop every thread
         else:
-            self._kept.append(pack(node))
+            self._kept.append(pack(node, node))
 
     def __getitem__(self, index: Any) -> Any:
         """Return one item, or a copy of it."""
         kept = self._kept[index]
-        if isinstance(kept, bytes):
-            return unpack(kept)
-        return kept if isinstance(kept, Map) else Scalar(kept[0], kept[1], Place(*kept[2:]))
+        return Scalar(kept[0], kept[1], Place(*kept[2:])) if isinstance(kept, tuple) else unpack(kept)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether this list, or one in it, is too long to be packed."""
+        return len(self) > _LONG or any(isinstance(kept, Items | Map) for kept in self._kept)
 
 
 class Map(dict[str, "Node"]):
@@ -142,6 +142,11 @@ class Map(dict[str, "Node"]):
         if not isinstance(node, Scalar) or not node.unusable:
             self[key] = node
 
+    @property
+    def is_long(self) -> bool:
+        """Whether this mapping, or a list in it, is too long to be packed."""
+        return len(self) > _LONG or any(isinstance(each, Items | Map) and each.is_long for each in self.values())
+
     def take(self, key: str, other: "Map") -> None:
         """Add the value that another mapping has for a key, with the place that it has there."""
         self.keys_at[key] = other.keys_at[key]
@@ -152,22 +157,31 @@ class Map(dict[str, "Node"]):
 Node = Scalar | Items | Map
 
 
-def pack(value: object) -> bytes:
-    """Return a copy of a node, or of values that were read from one, as a single object. See `unpack`.
+_LONG = 1000
+"""A node with a longer list is not packed."""
+
+
+def pack(value: T, node: Node | None = None) -> bytes | T:
+    """Return a copy of values as a single object, or the values themselves if they hold a long list. See `unpack`.
 
     The rules of a file are many thousands of small objects. If all of them existed at once, the garbage collector would
-    visit all objects of the process in each reload, which stops every thread. It does not visit bytes.
+    visit all objects of the process in each reload, which stops every thread. It does not visit bytes. But packing is
+    one call, and that of a long list would stop every thread, too.
+
+    `node` is what the values were read from, if it may be long.
     """
+    if isinstance(node, Items | Map) and node.is_long:
+        return value
     import pickle  # late, because importing the package does not need it
 
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
 
 
-def unpack(packed: bytes) -> Any:
-    """Return a copy of what was packed."""
+def unpack(packed: Any) -> Any:
+    """Return a copy of what was packed. What is not packed is returned itself."""
     import pickle
 
-    return pickle.loads(packed)  # noqa: S301  `pack` of this process made these bytes
+    return pickle.loads(packed) if isinstance(packed, bytes) else packed  # noqa: S301  `pack` of this process made them
 
 
 Location = tuple[str | int, ...]

@@ -72,13 +72,13 @@ class Values:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The node is packed by itself, because it is only unpacked to report a problem.
-        node = self._node if isinstance(self._node, bytes) else pack(self._node)
+        node = self._node if isinstance(self._node, bytes) else pack(self._node, self._node)
         return Values, (node, self._found, self.dropped, self.extra)
 
     @property
     def node(self) -> Node:
         """The mapping that the values were read from."""
-        node: Node = unpack(self._node) if isinstance(self._node, bytes) else self._node
+        node: Node = unpack(self._node)
         return node
 
     def __getitem__(self, word: "Word[T]") -> T:
@@ -115,10 +115,9 @@ class Values:
         node = node_at(self.node, steps[:-1])
         return isinstance(node, Map) and steps[-1] in node.keys_at
 
-    def detached(self) -> "Values":
-        """Return the same values without the tree that they were read from. This saves memory."""
-        found = {key: value.detached() if isinstance(value, Values) else value for key, value in self._found.items()}
-        return Values(Map(Place()), found)
+    def detached(self, without: "Word[Any]") -> "Values":
+        """Return the same values without one of the words, and without the tree that they were read from."""
+        return Values(Map(Place()), {key: value for key, value in self._found.items() if key != without.key})
 
     def with_value(self, word: "Word[T]", value: T, node: Node | None = None) -> "Values":
         """Return the same values with another value of `word`.
@@ -378,7 +377,7 @@ def sections_word(
             raise Invalid("the list must not be empty")
         problems = Problems()
         sections = (_item(section, item, example, problems) for item in listed)
-        return problems.checked(Packed(sections) if packed else tuple(sections))
+        return problems.checked(Packed((each, each.node) for each in sections) if packed else tuple(sections))
 
     def schema(shared: dict[str, Any]) -> Schema:
         one = section.as_schema(shared)

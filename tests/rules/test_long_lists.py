@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.config import yaml
-from ratelimit_mw.config.load import Document, load_documents, load_rules
+from ratelimit_mw.config.file import RULES
+from ratelimit_mw.config.load import Document, examine, load_documents, load_rules
 from ratelimit_mw.config.tree import Items, Map, Problems, Scalar, convert
+from ratelimit_mw.config.words.selection import EXEMPT as EXEMPT_WORD
 from ratelimit_mw.identity.address import Networks
 from tests.identity.requests import asgi
 
@@ -56,9 +58,19 @@ def test_the_tree_of_ten_thousand_addresses_is_few_objects():
 
 def test_a_mapping_with_a_long_list_is_not_copied():
     """A copy is one call of pickle, which stops every thread."""
-    tree = yaml.parse(EXEMPT, "f", {}, Problems())
+    tree = yaml.parse(EXEMPT + MATCH.partition("\n")[2].replace("rules:", "more:"), "f", {}, Problems())
     assert isinstance(tree, Map)
     assert tree["exempt"][0] is tree["exempt"][0]
+    assert tree["more"][0] is tree["more"][0]
+
+
+@pytest.mark.parametrize("text", [pytest.param(EXEMPT, id="exempt"), pytest.param(MATCH, id="match")])
+def test_the_values_of_a_mapping_with_a_long_list_are_not_copied(tmp_path, text):
+    file = tmp_path / "rules.yaml"
+    file.write_text(text)
+    [(values, _)] = examine(str(file)).files
+    listed = values[EXEMPT_WORD] if text is EXEMPT else values[RULES]
+    assert listed[0] is listed[0]
 
 
 TEXT = """\

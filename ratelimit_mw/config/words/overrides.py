@@ -192,12 +192,12 @@ class Recompiler:
     Attributes:
         base: What the rules of the file have in common.
         attributes: The attributes that rules may use.
-        rules: The values of each rule by its name, packed.
+        rules: The values of each rule by its name, packed, and without its `match`.
     """
 
     base: Rule
     attributes: Attributes
-    rules: Mapping[str, bytes]
+    rules: Mapping[str, Values | bytes]
 
     def limit(self, identity: str, rule: str, limit: object, until: int = NEVER) -> CompiledOverride:
         """Return the compiled override of a limit.
