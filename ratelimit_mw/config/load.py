@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ratelimit_mw.config.file import DOMAIN, FILE, RULES, SHARED, key_hint
 from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, convert, kind, pack
@@ -47,7 +47,7 @@ from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.asking import MOST_ATTRIBUTES, AskingRules
-from ratelimit_mw.rules.compiled import CompiledRule, blocks_and_exemptions, priority_rules
+from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import ClientSettings
@@ -336,28 +336,21 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, onc
     descriptors = compile_descriptors(file, domain, attributes, problems, warnings) if described else None
     listed = file[OVERRIDES]
     overrides = compile_overrides(listed, domain, rules, attributes, problems) if listed else ()
-    sections: dict[str, Any] = {
-        "domain": domain,
-        "storage": file[STORAGE],
-        "client": client,
-        "response": file[RESPONSE],
-        "attributes": attributes,
-        "recompiler": recompiler,
-        "exempt": exempt,
-    }
-    classifier = RuleSet(
-        **sections, rules=priority_rules(compiled, attributes), overrides=blocks_and_exemptions(overrides)
-    )
     asking = STORES[file[STORAGE].url.partition(":")[0]].decides
     if asking:
         _refuse_beside_a_service(file, client, problems)
     return (AskingRules if asking else RuleSet)(
-        **sections,
+        domain=domain,
+        storage=file[STORAGE],
+        client=client,
+        response=file[RESPONSE],
+        attributes=attributes,
+        recompiler=recompiler,
+        exempt=exempt,
         rules=tuple(compiled),
         load=file[LOAD],
         defer=file[DEFER],
         overrides=overrides,
-        classifier=classifier,
         reload=file[RELOAD],
         observe=file[OBSERVE],
         shadow=file[SHADOW_FILE],

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ratelimit_mw.algorithms import ALGORITHMS, NOTHING
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.engine import Engine, verdict_without_counters
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
@@ -252,15 +252,7 @@ class _Reading:
         This is seen from the charges of the rule with another counter.
         """
         rank, rule, route, parameters, strict = candidate
-        probe = replace(
-            rule,
-            keys=("",),
-            limits=(NOTHING,),
-            tiers=None,
-            read_limit=None,
-            read_cost=None,
-            identifiers=identifiers or rule.identifiers,
-        )
+        probe = replace(rule.probe, identifiers=identifiers or rule.identifiers)
         return bool(self._charges((rank, probe, route, parameters, strict), None))
 
     def _absent(self, rule: CompiledRule, candidate: Candidate, request: Request) -> str:

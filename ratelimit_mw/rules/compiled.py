@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from typing import NamedTuple, TypeVar
@@ -190,6 +190,13 @@ class CompiledRule:
             return [self.sample]
         return [*self.limits, *(quota for counters in (self.tiers or {}).values() for _, quota in counters)]
 
+    @property
+    def probe(self) -> "CompiledRule":
+        """The rule with one counter that has no limit. Its charges show whether it has a counter for a request."""
+        return replace(
+            self, keys=(self.rule.name,), limits=(NOTHING,), tiers=None, cost=0, read_cost=None, read_limit=None
+        )
+
 
 def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
     """Return the quotas and the samples of all rules, each object once. Rules with equal quotas share them."""
@@ -200,45 +207,6 @@ def quotas_of(rules: Iterable[CompiledRule]) -> tuple[Quota, ...]:
         if rule.sample is not None:
             found[id(rule.sample)] = rule.sample
     return tuple(found.values())
-
-
-_PRIORITY_KEY, _PRIORITY_LIMIT = ("",), (NOTHING,)
-"""The counter of a rule with a priority. A plan has a rule once for each counter, so the rule needs one."""
-
-
-def priority_rules(rules: Sequence[CompiledRule], attributes: Attributes) -> tuple[CompiledRule, ...]:
-    """Return the rules of the classifier, which finds the priority of a request without charging it.
-
-    These are the rules with a priority, and the rules that replace one of them. The last rule applies to every request.
-    It is a shadow rule if no rule with a priority is enforced.
-    """
-    prioritised = [rule for rule in rules if rule.rule.priority is not None]
-    ranks = {rule.rank for rule in prioritised}
-    enforced = any(not rule.rule.shadow and not rule.on_demand for rule in prioritised)
-    return (
-        *(
-            replace(
-                rule,
-                keys=_PRIORITY_KEY if rule.rank in ranks else (),
-                limits=_PRIORITY_LIMIT if rule.rank in ranks else (),
-                tiers=None,
-                cost=0,
-                read_cost=None,
-                read_limit=None,
-            )
-            for rule in rules
-            if rule.rank in ranks or rule.replaces & ranks
-        ),
-        CompiledRule(
-            rank=len(rules),
-            rule=Rule("", shadow=not enforced),
-            further=ANY,
-            by=("global",),
-            identifiers=(identifier("global", attributes),),
-            keys=_PRIORITY_KEY,
-            limits=_PRIORITY_LIMIT,
-        ),
-    )
 
 
 class NamedRule(NamedTuple):
@@ -296,11 +264,6 @@ class CompiledOverride(NamedTuple):
 
 BLOCKED: tuple[Charge, ...] = (Charge(Rule("block"), Ask("", NOTHING)),)
 """The plan of a blocked client. Compare it with `is`. It is never sent to a store."""
-
-
-def blocks_and_exemptions(overrides: Iterable[CompiledOverride]) -> tuple[CompiledOverride, ...]:
-    """Return the overrides that apply to all rules: exemptions and blocks."""
-    return tuple(override for override in overrides if override.kind != "limit")
 
 
 def kind_of(rule: str | None, limit: object, *, block: bool, exempt: bool) -> str:

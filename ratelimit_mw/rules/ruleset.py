@@ -6,13 +6,14 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Self
 
+from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.envoy.tree import Descriptors
 from ratelimit_mw.errors import Problem
 from ratelimit_mw.identity.attributes import Attributes, Reader
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
 from ratelimit_mw.identity.request import EntriesRequest, Request, alternatives, views
-from ratelimit_mw.model import NEVER, Charge
+from ratelimit_mw.model import NEVER, Ask, Charge, Rule
 from ratelimit_mw.rules.compiled import (
     BLOCKED,
     CompiledOverride,
@@ -21,7 +22,6 @@ from ratelimit_mw.rules.compiled import (
     Matching,
     NamedRule,
     Overrides,
-    blocks_and_exemptions,
     key_of_domain,
 )
 from ratelimit_mw.rules.inline import InlineLimits, RuntimeCompiler, with_key, with_limits
@@ -81,7 +81,6 @@ class RuleSet:
         warnings: tuple[Problem, ...] = (),
         without_user: tuple[Problem, ...] = (),
         load: LoadSettings | None = None,
-        classifier: "RuleSet | None" = None,
         defer: DeferSettings | None = None,
         overrides: tuple[CompiledOverride, ...] = (),
         reload: float | None = None,
@@ -107,8 +106,6 @@ class RuleSet:
         """Warnings of rules by user for middlewares that do not know the user by themselves."""
         self.load = load or LoadSettings()
         self.defer = defer or DeferSettings()
-        self.classifier = classifier
-        """The rules that find the priority of a request. None if no rule has a priority."""
         self.recompiler = recompiler
         self.reload = reload
         """Seconds between two looks for newer rules; None for never."""
@@ -123,6 +120,8 @@ class RuleSet:
         self._tier = _tier_reader(rules, attributes)
         self._replacing = any(rule.replaces for rule in rules)
         self._exempting = bool(exempt)
+        enforced = any(each.rule.priority and not each.rule.shadow and not each.on_demand for each in rules)
+        self._without_priority = Charge(Rule("", shadow=not enforced), Ask("", NOTHING, 0, not enforced))
         self._use(Overrides(overrides, attributes, SystemClock()) if overrides else None)
         standing = [rule for rule in rules if not rule.on_demand]
         self._index = self._indexed([rule for rule in standing if not rule.rule.messages])
@@ -179,8 +178,6 @@ class RuleSet:
             same.messages = copy.copy(self.messages)
             same.messages._use(same.overrides)  # noqa: SLF001  one of our own
         same.overrides_never_end = _never_end(held)
-        if self.classifier is not None:
-            same.classifier = self.classifier.overridden(blocks_and_exemptions(further), clock)
         return same
 
     def _enforced(self, overrides: Iterable[CompiledOverride]) -> Iterable[CompiledOverride]:
@@ -364,16 +361,31 @@ class RuleSet:
         return self._exempting and exemption(self._index.candidates(request), request) is not None
 
     def classify(self, request: Request, asked: NamedRule | None = None) -> Sequence[Charge] | None:
-        """What is said of the priority of `request`: see `priorities`. () where it is exempt, `BLOCKED` as ever.
+        """Return a charge for each rule with a priority that applies to a request, whatever limit it has.
 
-        With `asked`, what that rule says of it, by its own key. None where there is no such rule.
+        The last charge is that of no rule. It is in shadow if no rule with a priority is enforced. The result is () if
+        the request is exempt. With `asked`, only that rule is asked, by its own key. None if there is no such rule.
         """
-        classifier = self.classifier
         if asked is None:
-            return classifier.plan(request) if classifier is not None else ()
-        if asked.name not in self._named:
+            return self._in_each(request, self._prioritised)
+        rule = self._named.get(asked.name)
+        if rule is None:
             return None
-        return (classifier.plan_rule(NamedRule(asked.name), request) if classifier is not None else None) or ()
+        if rule.rule.priority is None:
+            return ()
+        return self._in_each(request, lambda view, agreed: self._plan_rule(rule.probe, view, 0, agreed))
+
+    def _prioritised(self, request: Request, agreed: Selection | None) -> tuple[Charge, ...]:
+        """Return the charges of `classify` for one alternative of a request. See `_agreed`."""
+        candidates, replaced, free, view = self.select(request, agreed)
+        if free is not None:
+            return BLOCKED if free == REFUSED else ()
+        probes: list[Candidate] = [
+            (rank, rule.probe, route, parameters, strict)
+            for rank, rule, route, parameters, strict in candidates
+            if rule.rule.priority is not None and rank not in replaced
+        ]
+        return (*self._counted(probes, request, view, 0, None), self._without_priority)
 
     def counters_of(self, rule: CompiledRule, identity: str) -> tuple[Counter, ...]:
         """Return the counters of a rule for an identity without a tier."""
