@@ -133,8 +133,9 @@ class RateLimitMiddleware:
             if rules.attributes.awaited:
                 await rules.attributes.resolve(request)
             plan = engine.planner.plan(rules, request)
-        verdict = await engine.aexecute(plan, rules) if engine.waits else engine.execute(plan, rules)
-        if not verdict.simple:
+        conclusion = await engine.atake(plan, rules) if engine.waits else engine.take(plan, rules)
+        if isinstance(conclusion, Verdict) and not conclusion.simple:
+            verdict = conclusion
             request = request or self._request_of(scope, head)
             engine.report(verdict, rules, request)
             if not verdict.allowed:
@@ -147,7 +148,7 @@ class RateLimitMiddleware:
         answers = self._answers.latest
         if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        handle = AsyncHandle(verdict, self._limiter, request, answers, scope, head)
+        handle = AsyncHandle(conclusion, self._limiter, request, answers, scope, head, plan.charges)
         scope["ratelimit"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:

@@ -111,8 +111,9 @@ class RateLimitMiddleware:
             self._first.examine(request or self._request_of(environ, head))
         planner = engine.planner
         plan = planner.plan_of_head(rules, environ, head) if request is None else planner.plan(rules, request)
-        verdict = engine.execute(plan, rules)
-        if not verdict.simple:
+        conclusion = engine.take(plan, rules)
+        if isinstance(conclusion, Verdict) and not conclusion.simple:
+            verdict = conclusion
             request = request or self._request_of(environ, head)
             engine.report(verdict, rules, request)
             if not verdict.allowed:
@@ -122,7 +123,7 @@ class RateLimitMiddleware:
         answers = self._answers.latest
         if answers is None or answers.rules is not rules:
             answers = self._answers.of(rules)
-        handle = BlockingHandle(verdict, self.limiter, request, answers, environ, head)
+        handle = BlockingHandle(conclusion, self.limiter, request, answers, environ, head, plan.charges)
         environ["ratelimit.decision"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:

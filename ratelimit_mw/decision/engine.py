@@ -16,7 +16,7 @@ from ratelimit_mw.decision.denials import DENIALS, DenialLog
 from ratelimit_mw.decision.planning import Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Storage
-from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.verdict import Conclusion, Verdict, verdict_of
 from ratelimit_mw.decision.waiting import (
     Waiting,
     WaitingPlace,
@@ -35,7 +35,6 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, ReplyFields, Step, Steps, adrive, drive
 from ratelimit_mw.tally import DENIED, Passes
 
-_new = object.__new__
 _ADMITTED = itemgetter(0)
 
 _FREE = Verdict((), None)
@@ -144,29 +143,41 @@ class Engine:
             rules: the rules that made the plan.
             commit: whether to charge; False only looks (`peek`).
         """
-        place = (plan.place or self.place(plan)) if commit else None
+        if commit:
+            return verdict_of(plan.charges, self.take(plan, rules))
+        return drive(self.storage.store, self._steps(plan, rules, commit))
+
+    async def aexecute(self, plan: Plan, rules: Rules, commit: bool = True) -> Verdict:
+        """The awaitable twin of `execute`."""
+        if commit:
+            return verdict_of(plan.charges, await self.atake(plan, rules))
+        return await adrive(self.storage.store, self._steps(plan, rules, commit))
+
+    def take(self, plan: Plan, rules: Rules) -> Conclusion:
+        """Do what `execute` does, without making a verdict that may never be read."""
+        place = plan.place or self.place(plan)
         if place is None:
-            return drive(self.storage.store, self._steps(plan, rules, commit))
+            return drive(self.storage.store, self._steps(plan, rules, commit=True))
         due, decide = self.tally.due, plan.shape.decide  # read first: to call what an attribute holds takes longer
         started = perf_counter() if due() else 0.0
         try:
             reply: ReplyFields = decide(place)
         except StoreUnavailable:
-            return self.without_store(plan.charges, commit, started)
+            return self.without_store(plan.charges, True, started)
         return self._concluded(plan, reply, started)
 
-    async def aexecute(self, plan: Plan, rules: Rules, commit: bool = True) -> Verdict:
-        """The awaitable twin of `execute`."""
-        if not plan.shape.direct or not commit:
-            return await adrive(self.storage.store, self._steps(plan, rules, commit))
+    async def atake(self, plan: Plan, rules: Rules) -> Conclusion:
+        """The awaitable twin of `take`."""
+        if not plan.shape.direct:
+            return await adrive(self.storage.store, self._steps(plan, rules, commit=True))
         if not self.waits:
-            return self.execute(plan, rules)
+            return self.take(plan, rules)
         due = self.tally.due
         started = perf_counter() if due() else 0.0
         try:
             reply = await self.storage.store.reply_to((plan.asks, DECIDE))
         except StoreUnavailable:
-            return self.without_store(plan.charges, commit, started)
+            return self.without_store(plan.charges, True, started)
         return self._concluded(plan, reply, started)
 
     def place(self, plan: Plan) -> Any:
@@ -179,36 +190,27 @@ class Engine:
         plan.place = shape.place and shape.place(plan.asks)
         return plan.place
 
-    def _concluded(self, plan: Plan, reply: ReplyFields, started: float) -> Verdict:
-        """The verdict on a plan that was executed in one step. It is counted.
+    def _concluded(self, plan: Plan, reply: ReplyFields, started: float) -> Conclusion:
+        """What is concluded on a plan that was executed in one step. It is counted. See `_counted`."""
+        simply = plan.shape.simply
+        if simply is not None and not started and reply[1][0][0]:
+            simply.number += 1
+            return reply
+        return self._counted(plan, self._verdict(plan, reply), started, certain=reply[2] is not None)
 
-        If all counters of a plain plan admit at once, this does what `Verdict` and `_counted` do in less time. It sets
-        only what differs from the defaults of the class. For the arguments see `_counted`.
-        """
-        now, rows, only = reply
-        shape, binding = plan.shape, 0
-        plain = shape.plain
-        if plain and len(rows) == 1:
-            row = rows[0]  # two indices take fewer steps than unpacking
-            plain = row[0] and not row[4]
-        elif plain:
-            least, shadows = math.inf, shape.shadows
-            for place, (allowed, remaining, _, _, delay) in enumerate(rows):
-                if not allowed or delay:
-                    plain = False
-                    break
-                if remaining < least and place not in shadows:
-                    binding, least = place, remaining
-        if not plain:
-            return self._counted(plan, plan.concluded(reply), started, certain=only is not None)
-        passes = shape.passes or self._passes(plan, plan.charges)
-        passes.number += 1
-        verdict = _new(Verdict)
-        verdict.charges, verdict.now, verdict.rows = plan.charges, now, rows
-        if binding:
-            verdict.binding = binding
-        if started:
-            self._measure(verdict, started, answered=True)
+    @staticmethod
+    def _verdict(plan: Plan, reply: ReplyFields) -> Verdict:
+        """The verdict on a plan. If all counters of a plain plan admit at once, it takes less time than `Verdict`."""
+        if not plan.shape.plain:
+            return plan.concluded(reply)
+        binding, least, shadows = 0, math.inf, plan.shape.shadows
+        for place, (allowed, remaining, _, _, delay) in enumerate(reply[1]):
+            if not allowed or delay:
+                return plan.concluded(reply)
+            if remaining < least and place not in shadows:
+                binding, least = place, remaining
+        verdict = verdict_of(plan.charges, reply)
+        verdict.binding = binding
         return verdict
 
     def _steps(self, plan: Plan, rules: Rules, commit: bool) -> Steps[Verdict]:
@@ -263,6 +265,7 @@ class Engine:
         passes = self.tally.passes.get(labels)
         if charges is plan.charges:
             plan.shape.passes = passes
+            plan.shape.simply = passes if plan.shape.single else None
         return passes or self.tally.passes_of(labels, charges)
 
     def _count(self, plan: Plan, verdict: Verdict, *, certain: bool) -> None:

@@ -50,7 +50,7 @@ class Shape:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("decide", "direct", "held", "passes", "place", "plain", "shadows")
+    __slots__ = ("decide", "direct", "held", "passes", "place", "plain", "shadows", "simply", "single")
 
     def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
         shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
@@ -59,8 +59,12 @@ class Shape:
         self.decide: Any = None
         """Decides on the counters of a place, and charges them, in one step (see `Decider`). For callers that block."""
         self.passes: Passes | None = None
+        self.simply: Passes | None = None
+        """The same, if the plan is `single`. Otherwise None."""
         self.plain = plain and len(shadows) < len(charges) and not any(ask.quota.spare for _, ask in charges)
         """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""
+        self.single = self.plain and len(charges) == 1 and not (charges[0].rule.hidden or charges[0].ask.quota.waits)
+        """Whether the plan is plain, and has one counter, which headers show and no request waits for."""
         self.shadows: Sequence[int] = shadows
         """The indices of the asks that are shadows."""
         self.direct = direct and bool(charges) and not any(charges[place].rule.quota_group for place in shadows)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import (
@@ -21,11 +21,13 @@ from ratelimit_mw.model import (
     ServiceReply,
 )
 from ratelimit_mw.rules.asking import client_of
+from ratelimit_mw.stores.base import ReplyFields
 
 _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 _POLICIES = Decision._fields.index("policies")
 _decision = partial(tuple.__new__, Decision)
+_new = object.__new__
 
 Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
 """Why a request is denied.
@@ -303,6 +305,24 @@ class Verdict:
             quota.shown_size - remaining,
             None if ALGORITHMS[quota.algorithm].in_flight else quota.period / SECOND,
         ]
+
+
+Conclusion: TypeAlias = Verdict | ReplyFields
+"""What is concluded on a request: the verdict, or the reply of the store if a `single` plan is admitted.
+
+`verdict_of` makes the verdict of such a reply when it is read, because most apps read none.
+"""
+
+
+def verdict_of(charges: Sequence[Charge], conclusion: Conclusion) -> Verdict:
+    """The verdict of a conclusion. `charges` are those of the plan."""
+    if isinstance(conclusion, Verdict):
+        return conclusion
+    # What `Verdict(charges, reply)` is, in less time: only what differs from the defaults of the class is set.
+    verdict = _new(Verdict)
+    verdict.charges = charges
+    verdict.now, verdict.rows, _ = conclusion
+    return verdict
 
 
 class ServiceVerdict(Verdict):

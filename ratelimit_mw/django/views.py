@@ -130,8 +130,6 @@ class DjangoHandle(BlockingHandle):
         refunds: What is asked of `refund_when` when the response is known.
     """
 
-    __slots__ = ("refunds", "throttled")
-
     def __init__(self, verdict: Verdict, limiter: RateLimiter, request: Request, answers: Answers[str]) -> None:
         super().__init__(verdict, limiter, request, answers)
         self.throttled: Enforced | None = None
@@ -146,8 +144,6 @@ class DjangoHandle(BlockingHandle):
 
 class UnlimitedHandle(BlockingHandle):
     """The handle of a request under `RATELIMIT = None`. It allows everything, whatever the rule."""
-
-    __slots__ = ()
 
     def __init__(self, method: str) -> None:
         nothing: Any = None

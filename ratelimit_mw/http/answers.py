@@ -6,15 +6,15 @@ The headers are X-RateLimit-* and the two fields of the IETF draft (draft-ietf-h
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from http import HTTPStatus
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.bodies import BodyContent, filled, format_of, is_constant, preferred
-from ratelimit_mw.decision.verdict import Reason, Verdict
+from ratelimit_mw.decision.verdict import Conclusion, Reason, Verdict, verdict_of
 from ratelimit_mw.http.handler import DenialHandler
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Rule
+from ratelimit_mw.model import NEVER, SECOND, Charge, Outcome, Quota, Rule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import HeaderNames
 from ratelimit_mw.units import spell_period
@@ -137,6 +137,22 @@ _Text = TypeVar("_Text", bound=str | bytes)
 
 _MOST_NUMBERS = 4096
 _ROUNDED_UP = SECOND - 1
+_NONE: frozenset[int] = frozenset()
+
+
+class _Lines(dict[int, tuple[_Text, _Text]]):
+    """The lines of one header by its number. Most responses of one second have the numbers of earlier ones."""
+
+    def __init__(self, name: _Text, number: Any) -> None:
+        super().__init__()
+        self._name = name
+        self._number = number
+
+    def __missing__(self, number: int) -> tuple[_Text, _Text]:
+        if len(self) >= _MOST_NUMBERS:
+            self.clear()
+        line = self[number] = self._name, self._number % number
+        return line
 
 
 class RateFields(Generic[_Text]):
@@ -167,11 +183,10 @@ class RateFields(Generic[_Text]):
         self._epoch = epoch
         self._value = value
         limit, remaining, reset, self._over = map(name, spellings)
-        self._limit, self._remaining, self._reset = limit, remaining, reset
-        self._limits: dict[int, tuple[_Text, _Text]] = {}
-        """The lines of one header by its number. Most responses of one second have numbers of earlier ones."""
-        self._remainders: dict[int, tuple[_Text, _Text]] = {}
-        self._resets: dict[int, tuple[_Text, _Text]] = {}
+        self._remaining = remaining
+        self._number: Any = value("%d")
+        self._limits = _Lines(limit, self._number)
+        self._resets = _Lines(reset, self._number)
         self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
         classic, draft = (limit, remaining, reset), (self._policy, self._rate_limit)
         self.names = frozenset(
@@ -180,52 +195,51 @@ class RateFields(Generic[_Text]):
         """The names of the headers, in lower case."""
         self._shortest = min(map(len, self.names), default=0)
 
-    def add(self, own: Iterable[tuple[_Text, _Text]], verdict: Verdict) -> list[tuple[_Text, _Text]]:
+    def add(
+        self, own: Iterable[tuple[_Text, _Text]], conclusion: Conclusion, charges: Sequence[Charge] = ()
+    ) -> list[tuple[_Text, _Text]]:
         """A new list with the app's own headers and, if a counter binds that is not hidden, the rate-limit headers.
 
         If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
+
+        Args:
+            own: the app's own headers.
+            conclusion: what was concluded on the request.
+            charges: the charges of the plan. A verdict has its own.
         """
         headers = [*own]
-        binding, charges = verdict.binding, verdict.charges
-        if binding >= 0 and charges[binding][0].hidden:  # an index reads a field of a NamedTuple faster than its name
-            binding = verdict.shown
-        if binding < 0:
-            return headers
+        over, binding = _NONE, 0
+        if isinstance(conclusion, Verdict):
+            binding, charges, rows, now = conclusion.binding, conclusion.charges, conclusion.rows, conclusion.now
+            if binding >= 0 and charges[binding].rule.hidden:
+                binding = conclusion.shown
+            if binding < 0:
+                return headers
+            over = conclusion.over
+        else:
+            now, rows, _ = conclusion
         ours, shortest = self.names, self._shortest
         for name, _ in headers:
             if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
                 return headers
         if self._classic:
-            _, remaining, reset, _, _ = verdict.rows[binding]
-            size = charges[binding][1][1].shown_size
+            _, remaining, reset, _, _ = rows[binding]
             if self._epoch:
-                reset += verdict.now
-            second = (reset + _ROUNDED_UP) // SECOND
-            try:
-                headers += self._limits[size], self._remainders[remaining], self._resets[second]
-            except KeyError:
-                headers += (
-                    self._line(self._limits, self._limit, size),
-                    self._line(self._remainders, self._remaining, remaining),
-                    self._line(self._resets, self._reset, second),
-                )
-            if not verdict.simple and binding in verdict.over:
-                headers.append((self._over, self._value(str(verdict.charges[binding].ask.quota.over))))
+                reset += now
+            headers += (
+                self._limits[charges[binding][1][1].shown_size],  # an index is faster than the name of a field
+                (self._remaining, self._number % remaining),
+                self._resets[(reset + _ROUNDED_UP) // SECOND],
+            )
+            if over and binding in over:
+                headers.append((self._over, self._value(str(charges[binding].ask.quota.over))))
         if self._draft:
             value = self._value
-            reported = self._policies.reported(verdict).values()
+            reported = self._policies.reported(verdict_of(charges, conclusion)).values()
             policies = ", ".join([policy.policy_item for policy, _ in reported])
             limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
             headers += (self._policy, value(policies)), (self._rate_limit, value(limits))
         return headers
-
-    def _line(self, known: dict[int, tuple[_Text, _Text]], name: _Text, number: int) -> tuple[_Text, _Text]:
-        line = known.get(number)
-        if line is None:
-            if len(known) >= _MOST_NUMBERS:
-                known.clear()
-            line = known[number] = name, self._value(str(number))
-        return line
 
 
 _Problem = tuple[str, str | None]

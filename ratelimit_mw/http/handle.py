@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
-from ratelimit_mw.decision.verdict import Verdict
+from ratelimit_mw.decision.verdict import Conclusion, Verdict, verdict_of
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.identity.http_request import RequestHead, detached_environ
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import SECOND, Decision
+from ratelimit_mw.model import SECOND, Charge, Decision
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules, require_routes_of
 from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, named_rule
@@ -51,17 +51,11 @@ class RequestHandle:
     ended. `charge` and `refund` do not change places.
     """
 
-    __slots__ = (
-        "_answers",
-        "_by_name",
-        "_context",
-        "_head",
-        "_limiter",
-        "_made",
-        "_verdict",
-        "reported",
-        "unsettled",
-    )
+    # What few handles have is a default of the class, because a handle is made for each request.
+    _by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
+    _binding: Verdict | None = None  # that of them whose limit the headers of the response show
+    unsettled: tuple[Account, ...] = ()
+    """Internal. The accounts that the middleware settles when the response is known and when it has ended."""
 
     if TYPE_CHECKING:  # the fields of Decision, which are set below
         allowed: bool
@@ -80,24 +74,35 @@ class RequestHandle:
 
     def __init__(  # noqa: PLR0917  arguments by name take longer
         self,
-        verdict: Verdict,
+        conclusion: Conclusion,
         limiter: RateLimiter,
         request: Request | None,
         answers: Answers[Any],
         context: Any = None,
         head: RequestHead | None = None,
+        charges: Sequence[Charge] = (),
     ) -> None:
-        self._verdict = verdict
+        self._conclusion = conclusion  # with `charges`, it becomes a verdict when that is read
+        self._charges = charges
         self._limiter = limiter
         self._made = request  # None: it is made of `context` and `head` when it is read
         self._answers = answers
         self._context = context
         self._head = head
-        self._by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
-        self.reported = verdict
+
+    @property
+    def _verdict(self) -> Verdict:
+        verdict = self._conclusion = verdict_of(self._charges, self._conclusion)
+        return verdict
+
+    @property
+    def reported(self) -> Verdict:
         """The verdict whose limit the headers of the response show."""
-        self.unsettled: tuple[Account, ...] = ()
-        """Internal. The accounts that the middleware settles when the response is known and when it has ended."""
+        return self._binding or self._verdict
+
+    @reported.setter
+    def reported(self, verdict: Verdict) -> None:
+        self._binding = verdict
 
     @property
     def _request(self) -> Request:
@@ -309,8 +314,6 @@ class AsyncHandle(RequestHandle):
     ended. `charge` and `refund` do not change places.
     """
 
-    __slots__ = ()
-
     async def release(self) -> None:
         """Internal. Release the concurrent places of the request, because its response has ended."""
         for account in self.unsettled:
@@ -326,7 +329,8 @@ class AsyncHandle(RequestHandle):
         """
         if message["type"] in _STARTS:
             add_headers = self._answers.add_headers
-            message = {**message, "headers": add_headers(message.get("headers") or (), self.reported)}
+            own = message.get("headers") or ()
+            message = {**message, "headers": add_headers(own, self._binding or self._conclusion, self._charges)}
         return respond(message)
 
     charge = RequestHandle.acharge
@@ -341,8 +345,6 @@ class BlockingHandle(RequestHandle):
     Its methods are those of `AsyncHandle`, which block here. Each has an awaitable twin, whose name begins with `a`.
     """
 
-    __slots__ = ()
-
     def release(self) -> None:
         """Internal. Release the concurrent places of the request, because its response has ended."""
         for account in self.unsettled:
@@ -353,7 +355,7 @@ class BlockingHandle(RequestHandle):
     ) -> Callable[[bytes], object]:
         """Internal. Start the response of the app with `respond`, with the rate-limit headers."""
         add_headers = self._answers.add_headers
-        added = add_headers(headers, self.reported)
+        added = add_headers(headers, self._binding or self._conclusion, self._charges)
         self.detach(detached_environ(self._context))  # now, because the app has decided who the client is
         # With as many arguments as the app passed, because a server may treat two and three differently.
         write: Callable[[bytes], object] = respond(status, added, exc_info) if exc_info else respond(status, added)
