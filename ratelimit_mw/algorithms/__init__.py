@@ -36,6 +36,8 @@ class LuaPart(NamedTuple):
     """The name of this number in Lua."""
     lua: str
     """The Lua source."""
+    deciding: str
+    """Its beginning, which defines `algorithms[number]`. A script that only takes from counters has no more of it."""
     bits: int
     """A bit mask: `1 << number`, and the bits of the parts whose functions this part calls."""
 
@@ -67,12 +69,12 @@ def add(module: str) -> None:
     if other is not None:
         raise ValueError(f"{module}: its code {algorithm.code!r} is already the code of {other}")
     constant = name.upper()
-    text = _lua_of(package, name, constant)
+    text, deciding = _lua_of(package, name, constant)
     if algorithm.count_denial is None:
         _check_admission(name, algorithm)
     number = next(_next_number)
     bits = reduce(or_, [LUA_PARTS[other].bits for other in algorithm.requires], 1 << number)
-    LUA_PARTS[name] = LuaPart(number, constant, text, bits)
+    LUA_PARTS[name] = LuaPart(number, constant, text, deciding, bits)
     ALGORITHMS[name] = algorithm
     DECIDE_ALL[name] = algorithm.decide
     DECIDE_ALL[name + OVERDRAFT] = _overdrawing(algorithm.decide)
@@ -93,19 +95,20 @@ def _check_admission(name: str, algorithm: Algorithm) -> None:
         raise ValueError(f"{name} denies the first request of a counter; a bucket is described with has_burst=True")
 
 
-def _lua_of(package: str, name: str, constant: str) -> str:
-    """Read the Lua file of an algorithm. Some scripts leave out everything from `refunds` on, so it must be last."""
+def _lua_of(package: str, name: str, constant: str) -> tuple[str, str]:
+    """Read the Lua file of an algorithm: its text, and what comes before `denials` and `refunds`."""
     try:
         text = lua(name, f"{package}.{name}")
     except OSError:
         raise ImportError(f"{name}.lua is missing beside {name}.py in {package}; Redis needs it") from None
     start, separator, _ = text.partition(f"\nrefunds[{constant}] =")
+    start = start.partition(f"\ndenials[{constant}] =")[0]
     if not separator or f"\nalgorithms[{constant}] =" not in f"\n{start}":
         raise ValueError(
             f"{package}: {name}.lua must define algorithms[{constant}] and then refunds[{constant}], each at the"
             " beginning of a line"
         )
-    return text
+    return text, start
 
 
 def for_rules() -> dict[str, Algorithm]:

@@ -6,12 +6,13 @@ local NEVER = -1
 local call, pack_struct, unpack_struct = redis.call, struct.pack, struct.unpack
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 
--- The functions of each algorithm, by its number. The files of the algorithms fill these tables.
+-- The functions of each algorithm, by its number. The files of the algorithms fill these tables. A script that only takes
+-- from counters has no `refunds` and `denials`, because to make a table takes a thirtieth of a single decision.
 --   algorithms[n](key, limit, period, burst or buckets, cost, now, longest_wait)
 --     returns allowed, remaining, reset_after, retry_after, the state to write (nil: none), delay, and whether the
 --     state may be written in place. A function as state writes by itself; it gets the TTL in milliseconds.
 --   refunds[n](key, limit, period, burst or buckets, cost, charged_at, now) returns the state to write, or nothing.
-local algorithms, refunds, denials = {}, {}, {}
+local algorithms = {}
 
 -- Returns floor(a × b ÷ c) and the remainder. Exact if a < 2^32, b and c < 2^49, and the quotient < 2^53.
 local function multiply_divide(a, b, c)

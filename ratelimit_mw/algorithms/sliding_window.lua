@@ -16,7 +16,8 @@ algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
       previous = stored_current
     end
   end
-  local weighted, remainder = multiply_divide(previous, rest, period)
+  local weighted, remainder = 0, 0
+  if previous > 0 then weighted, remainder = multiply_divide(previous, rest, period) end
   if remainder > 0 then weighted = weighted + 1 end
   local left = limit - current - weighted
   local allowed = limit > 0 and cost <= left

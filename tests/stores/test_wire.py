@@ -60,6 +60,11 @@ def test_a_call_takes_what_it_needs_of_the_script(requests, several):
     assert "algorithms[TOKEN_BUCKET] =" not in text
 
 
+def test_the_script_for_one_request_of_one_counter_makes_no_function_of_its_own():
+    one, two = (encode([(ONE, DECIDE)] * number, None).script.text.decode() for number in (1, 2))
+    assert ("local function run" in one, "local function run" in two) == (False, True)
+
+
 def test_many_requests_are_encoded_as_few_are():
     row = [(quota, cost) for cost in (1, 5, 1, 2) for quota in (MINUTE, HOUR, MINUTE)]
     requests = [([Ask(f"d:a:{{{number}}}", *each)], DECIDE) for number, each in enumerate(row)]

@@ -1,6 +1,6 @@
 -- Decides requests that each take from one counter, all on the same terms, apart from the costs in ARGV[4], if there are
--- any. This is the usual call, and any single request that asks one counter. It makes few functions, and they share few
--- local names, because to make both takes a good part of such a call.
+-- any. This is the usual call of several requests. It makes few functions, and they share few local names, because to make
+-- both takes a good part of a short call.
 local _, algorithm, limit, period, extra, longest_wait, cost = unpack_struct(TERMS, ARGV[3])
 
 local function run(keys, replies, decide, limit, period, extra, longest_wait, cost, costs, now, least_ttl)
@@ -10,7 +10,7 @@ local function run(keys, replies, decide, limit, period, extra, longest_wait, co
     local allowed, remaining, reset_after, retry_after, write, delay, in_place =
       decide(key, limit, period, extra, cost, now, longest_wait)
     if write and in_place then -- as `save` in several.lua
-      call('SETRANGE', key, 0, write)
+      call('SETRANGE', key, '0', write) -- a number would be formatted
     elseif write then
       local ttl = max(ceil(reset_after / 1000) + 1000, least_ttl)
       if type(write) == 'function' then write(ttl) else call('SET', key, write, 'PX', ttl) end

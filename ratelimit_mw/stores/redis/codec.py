@@ -21,11 +21,8 @@ from ratelimit_mw.stores.base import DECIDE, StoreRequest
 from ratelimit_mw.stores.redis.faults import refusal
 
 GENERAL = 1
-"""The bit of the script for requests of all kinds. Without it, `alike.lua` decides: each takes from one counter, all on
-the same terms, apart from the cost."""
-
-_REFUNDS = "\nrefunds["
-"""The beginning of the second half of an algorithm's Lua file, which only the general script needs."""
+"""The bit of the script for requests of all kinds. Without it, each takes from one counter, on the same terms apart
+from their costs."""
 
 
 class Script(NamedTuple):
@@ -36,18 +33,19 @@ class Script(NamedTuple):
 
 
 @cache
-def script(parts: int) -> Script:
-    """The script made of these parts, a sum of bits: `GENERAL` and the bit of each algorithm."""
-    general = bool(parts & GENERAL)
+def script(parts: int, deciding: str = "alike") -> Script:
+    """The script made of these parts, a sum of bits: `GENERAL` and the bit of each algorithm.
+
+    Without `GENERAL`, the file `deciding` decides: `alike`, or `single` if there is one request.
+    """
     needed = [part for part in LUA_PARTS.values() if parts & 1 << part.number]
-    algorithms = [part.lua for part in needed]
-    if not general:
-        algorithms = [text.partition(_REFUNDS)[0] for text in algorithms]
-    ours = ["common", "several", "decide"] if general else ["common", "alike"]
+    start, ours, algorithms = [], ["common", deciding], [part.deciding for part in needed]
+    if parts & GENERAL:
+        ours, algorithms = ["common", "several", "decide"], [part.lua for part in needed]
+        start = ["local refunds, denials = {}, {}"]
     constants = [f"local {part.constant} = {part.number}" for part in needed]
     own = [lua(name, "ratelimit_mw.stores.redis") for name in ours]
-    text = "\n".join([*constants, lua("arithmetic"), *algorithms, *own])
-    encoded = text.encode()
+    encoded = "\n".join([*constants, *start, lua("arithmetic"), *algorithms, *own]).encode()
     # Redis identifies scripts by their SHA-1 digest; it is not used for security.
     return Script(encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())
 
@@ -126,7 +124,7 @@ def encode(requests: Sequence[StoreRequest], now: int | None, number: int | None
             if cost == 1 and not shadow:
                 known = _packed_quota(quota)  # with an overdraft, its two terms are all terms of the message
                 arguments = b"1", key.encode(), nonce, time, known.taking_one, b""
-                return Message(script(known.part), arguments, nonce, 1, True)
+                return Message(script(known.part, "single"), arguments, nonce, 1, True)
     calls = _simple_calls(requests) if len(requests) >= _MANY else None
     keys, parts, terms, places, alone = calls or _calls(requests)
     return Message(script(parts), (b"%d" % len(keys), *keys, nonce, time, terms, places), nonce, len(keys), alone)

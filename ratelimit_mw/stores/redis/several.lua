@@ -6,7 +6,7 @@
 local function save(key, reset_after, write, in_place)
   if not write then return end
   if in_place then
-    call('SETRANGE', key, 0, write)
+    call('SETRANGE', key, '0', write) -- a number would be formatted
     return
   end
   local ttl = max(ceil(reset_after / 1000) + 1000, least_ttl)
