@@ -185,7 +185,6 @@ class Metrics(Collector):
             service.unknown_domains,
         )
         yield GaugeMetricFamily("ratelimit_service_ready", "1 if the service takes requests.", float(service.ready))
-        yield GaugeMetricFamily("ratelimit_service_under_way", "The requests under way.", service.under_way)
         # The names of envoyproxy/ratelimit do not end in _total, so they cannot be counters of the client library.
         yield _family(
             UnknownMetricFamily,

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import Decision
@@ -41,10 +41,9 @@ _UNAVAILABLE = {"problems": ["the store does not answer"]}
 
 def http_app(service: Service) -> ASGIApp:
     """Return the app that is served at `--http`."""
-    auth = Auth(service)
     api = _Api(service)
     check, admin = partial(api.guarded, "check"), partial(api.guarded, "admin")
-    others = Starlette(
+    starlette = Starlette(
         routes=[
             Route("/v1/check", check(api.check), methods=["POST"]),
             Route("/v1/peek", check(api.peek), methods=["POST"]),
@@ -55,18 +54,7 @@ def http_app(service: Service) -> ASGIApp:
             *probes(service),
         ]
     )
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        service.under_way += 1
-        try:
-            if scope["type"] == "http" and scope["path"] == "/auth":  # the hot endpoint needs no router
-                await auth(scope, receive, send)
-            else:
-                await others(scope, receive, send)
-        finally:
-            service.under_way -= 1
-
-    return app
+    return Auth(service, starlette)
 
 
 def probes(service: Service) -> list[Route]:

@@ -19,21 +19,20 @@ This module is internal: its names may change in any release.
 """
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import lru_cache
-from itertools import chain
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
 from ratelimit_mw.decision.planning import Refusal
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
+from ratelimit_mw.http.answers import Answers, DenialResponse
 from ratelimit_mw.identity.address import canonical
-from ratelimit_mw.identity.http_request import AsgiRequest
+from ratelimit_mw.identity.http_request import AsgiRequest, asgi_head
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.rules.compiled import BLOCKED
@@ -41,7 +40,7 @@ from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.state import Service
 
 _STATUS = b"x-ratelimit-status"
-_TOKEN = b"x-ratelimit-token"
+_TOKEN = "x-ratelimit-token"  # noqa: S105  the name of a header
 _DENIED = "403"
 """The only value of `denied`: nginx knows 401 and 403, and a 401 makes browsers ask for a password."""
 
@@ -59,8 +58,6 @@ SETS: dict[str, tuple[bytes, bytes, bytes]] = {
     "forwarded": (b"x-forwarded-method", b"x-forwarded-uri", b"x-forwarded-host"),
 }
 """The headers of each set: those of the method, of the URI and of the host. No header is called ""."""
-
-_OF_SETS = frozenset(chain(*SETS.values()))
 
 
 class Unanswerable(Exception):
@@ -89,53 +86,65 @@ class _AuthParameters(NamedTuple):
 
 
 class Auth:
-    """The ASGI app of `/auth`.
+    """The ASGI app of `/auth`. The hot endpoint needs no router, so all other paths are behind it.
 
     Args:
         service: The service.
+        others: The app of all other paths.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, others: ASGIApp) -> None:
         self._service = service
+        self._others = others
         self._engine = service.limiter.engine
         self._strict = service.settings.strict_proxies
-        self._answers: dict[str | None, LatestAnswers[bytes]] = {}
+        self._answers: dict[str | None, Answers[bytes]] = {}
         self._peers: dict[str | None, tuple[bool, bool]] = {}
         """Whether a peer is trusted, and whether it may ask without a token."""
         self._peers_of: Rules | None = None
         self._once = Once()
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request of a proxy. Its body is not read."""
+        if scope["type"] != "http" or scope["path"] != "/auth":
+            await self._others(scope, receive, send)
+            return
         self._service.asked["/auth"] += 1
-        query, parameters = scope["query_string"], _NONE
+        query, parameters, engine = scope["query_string"], _NONE, self._engine
         try:
             if query:
                 parameters = _parameters(query)
-            rules = self._engine.current()
-            request = AsgiRequest(original_scope(scope, parameters.headers))
-            self._require_trusted(rules, request)
+            rules = engine.current()
+            original = original_scope(scope, parameters.headers)
+            self._require_trusted(rules, original)
             if parameters.domain is not None:
                 rules = _of_domain(rules, parameters.domain)
         except Unanswerable as refused:
             await self._refuse(refused, parameters, send)
             return
-        if rules.special:
+        head = asgi_head(original, AsgiRequest, rules.fields)
+        request = None if rules.bare else AsgiRequest(original, head)
+        if request is None:
+            plan = engine.planner.plan_of_head(rules, original, head)
+            verdict = await engine.aexecute(plan, rules) if engine.waits else engine.execute(plan, rules)
+        elif rules.special:
             verdict = await self._decide_special(rules, request)
-        elif self._engine.waits or rules.attributes.awaited:
-            verdict = await self._engine.adecide(request, rules=rules)
         else:
-            verdict = self._engine.execute(self._engine.planner.plan(rules, request), rules)
+            verdict = await engine.adecide(request, rules=rules)
+        answers = self._answers.get(parameters.domain)
+        if answers is None or answers.rules is not rules:
+            answers = self._answers_of(parameters.domain, rules)
         if not verdict.simple:
-            self._engine.report(verdict, rules, request)
-        answers = self._answers_of(parameters.domain, rules)
-        if verdict.allowed:
-            headers = answers.add_headers((), verdict)
-            await send({"type": "http.response.start", "status": 200, "headers": [*headers, _NO_CONTENT]})
-            await send(_EMPTY_BODY)
-            return
-        denial = answers.denial(verdict, request)
-        await _send_denial(denial, parameters.denied or denial.status, send)
+            request = request or AsgiRequest(original, head)
+            engine.report(verdict, rules, request)
+            if not verdict.allowed:
+                denial = answers.denial(verdict, request)
+                await _send_denial(denial, parameters.denied or denial.status, send)
+                return
+        headers = answers.add_headers((), verdict)
+        headers.append(_NO_CONTENT)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(_EMPTY_BODY)
 
     async def _decide_special(self, rules: Rules, request: AsgiRequest) -> Verdict:
         """Decide by rules that depend on the load, that make requests wait, or that a service cannot serve.
@@ -162,11 +171,12 @@ class Auth:
             if meter is not None:
                 meter.left(request)
 
-    def _require_trusted(self, rules: Rules, request: AsgiRequest) -> None:
+    def _require_trusted(self, rules: Rules, original: Scope) -> None:
         """Refuse a proxy that may not ask."""
         if self._peers_of is not rules:
             self._peers_of, self._peers = rules, {}
-        access, peer = self._service.access, request.peer
+        access, client = self._service.access, original["client"]
+        peer = client[0] if client else None
         known = self._peers.get(peer)
         if known is None:
             address, client_address = canonical(peer), rules.attributes.client_address
@@ -179,7 +189,7 @@ class Auth:
         if admitted:
             return
         if access.by_token:
-            token = request.header(_TOKEN.decode())
+            token = AsgiRequest(original).header(_TOKEN)
             if not (token and access.allows("check", f"Bearer {token}")):
                 message = "The proxy that asks must be in client.trusted_proxies of the rules, or send a token in "
                 raise Unanswerable(401, "unauthorized", f"{message}X-RateLimit-Token.")
@@ -199,12 +209,10 @@ class Auth:
             )
 
     def _answers_of(self, domain: str | None, rules: Rules) -> Answers[bytes]:
-        answers = self._answers.get(domain)
-        if answers is None:
-            answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
-            if rules.source is None:  # otherwise each domain is accepted, so their number has no bound
-                self._answers[domain] = answers
-        return answers.of(rules)
+        answers = Answers(rules, name=lambda text: text.lower().encode("latin-1"), value=str.encode)
+        if rules.source is None:  # otherwise each domain is accepted, so their number has no bound
+            self._answers[domain] = answers
+        return answers
 
     async def _refuse(self, refused: Unanswerable, parameters: _AuthParameters, send: Send) -> None:
         """Answer a request that cannot be decided.
@@ -289,13 +297,10 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope:
     Raises:
         Unanswerable: The headers have no usable request.
     """
-    found: dict[bytes, bytes] = {}
-    repeated: set[bytes] = set()
-    for name, value in scope["headers"]:
-        if name in _OF_SETS and found.setdefault(name, value) != value:
-            repeated.add(name)
+    headers, scheme = scope["headers"], scope.get("scheme", "http")
+    found: dict[bytes, bytes] = dict(headers)
     used = named or _only_set(found)
-    if used is None or repeated.intersection(SETS[used]):
+    if used is None or (len(found) < len(headers) and _contradicts(headers, SETS[used])):
         raise Unanswerable(
             403,
             "contradicting_headers",
@@ -304,7 +309,6 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope:
             by_client=True,
         )
     method, uri, host = map(found.get, SETS[used])
-    headers, scheme = scope["headers"], scope.get("scheme", "http")
     if uri and used == "original-url":
         uri, scheme, host = _path_of(uri, scheme)
     if host:
@@ -338,6 +342,12 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope:
         "client": scope.get("client"),
         "server": scope.get("server"),
     }
+
+
+def _contradicts(headers: Iterable[tuple[bytes, bytes]], names: Container[bytes]) -> bool:
+    """Return True if one of these headers is there twice, with different values."""
+    found: dict[bytes, bytes] = {}
+    return any(name in names and found.setdefault(name, value) != value for name, value in headers)
 
 
 def _only_set(found: Container[bytes]) -> str | None:

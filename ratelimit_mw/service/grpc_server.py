@@ -94,7 +94,6 @@ class GrpcServer:
         if (left is not None and left <= 0) or context.cancelled():  # its client no longer waits: it is not charged
             service.refuse("the deadline is over")
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
-        service.under_way += 1
         began = perf_counter()
         try:
             try:
@@ -111,7 +110,6 @@ class GrpcServer:
         except Refused as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            service.under_way -= 1
             took, seconds = perf_counter() - began, service.seconds
             seconds.counts[bisect_left(RESPONSE_BOUNDS, took)] += 1
             seconds.total += took

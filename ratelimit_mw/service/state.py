@@ -46,8 +46,6 @@ class Service:
         """All ports are open."""
         self.draining = False
         """The service is about to end. It still answers."""
-        self.under_way = 0
-        """The requests that are being answered."""
         self.asked: Counter[str] = Counter()
         """How many requests each endpoint got, by a constant name: the method of gRPC, or the path of HTTP."""
         self.refused: Counter[str] = Counter()

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.responses import PlainTextResponse
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
@@ -479,7 +480,7 @@ def curious():
     ]
     config = file(rules, client={**CLIENT, "user": "header:Authorization"}, response={"body": ["json", "html"]})
     made = service(config)
-    yield Auth(made)
+    yield Auth(made, PlainTextResponse("elsewhere"))
     made.limiter.close()
 
 
