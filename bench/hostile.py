@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from bench.apps import empty_asgi, receive, send
-from bench.measure import Effort, Figure, Run, beside, in_turn
+from bench.measure import Effort, Figure, Run, alone, beside, in_turn
 from bench.traffic import Request
 from ratelimit_mw import RateLimiter
 
@@ -17,6 +17,10 @@ CONFIG = {
         {"name": "header", "match": {"header:x-kind": "a"}, "by": "header:x-user", "limit": "100 per day"},
     ],
 }
+BY_LINES = {**CONFIG, "client": {"user": "cookie:sid", "tier": "header:x-plan", "secret": "s"}}
+"""The same rules without the query, so that the plan of a client is remembered by its header lines."""
+
+RULES = {"": CONFIG, "plans by header lines, ": BY_LINES}
 KIB = 1024
 SIZES = {8 * KIB: 6, 64 * KIB: 40}
 """The bar of each size, as a multiple of a plain decision."""
@@ -65,18 +69,21 @@ def scope_of(kind: str, size: int) -> dict[str, object]:
 def decisions(effort: Effort) -> Iterator[Figure]:
     """The dearest kind of hostile request beside a plain one, by CPU. Neither is cached: each has its own address."""
     rounds = effort.rounds(15)
-    for size, bar in SIZES.items():
-        took = in_turn({kind: (decision_cpu, kind, size) for kind in ("plain", *HOSTILE)}, rounds)
-        dearest = max(HOSTILE, key=lambda kind: min(took[kind]))
-        ours, plain = ([value * 1e6 for value in took[kind]] for kind in (dearest, "plain"))
-        yield beside(f"{size // KIB} KiB, the dearest: {dearest}", ours, "a plain request", plain, "us", at_most=bar)
+    for rules in RULES:
+        for size, bar in SIZES.items():
+            took = in_turn({kind: (decision_cpu, kind, size, rules) for kind in ("plain", *HOSTILE)}, rounds)
+            microseconds = {kind: [value * 1e6 for value in values] for kind, values in took.items()}
+            cheapest, *_, dearest = sorted(HOSTILE, key=lambda kind: min(took[kind]))
+            ours, plain, what = microseconds[dearest], microseconds["plain"], f"{size // KIB} KiB, {rules}the"
+            yield beside(f"{what} dearest: {dearest}", ours, "a plain request", plain, "us", at_most=bar)
+            yield alone(f"{what} cheapest: {cheapest}", microseconds[cheapest], "us", detail=True)
 
 
-def decision_cpu(kind: str, size: int) -> Run:
+def decision_cpu(kind: str, size: int, rules: str) -> Run:
     """Seconds of the processor for one such request to the middleware around an empty app, with counters in memory."""
     from ratelimit_mw.asgi import RateLimitMiddleware
 
-    middleware = RateLimitMiddleware(empty_asgi, limiter=RateLimiter(CONFIG, storage="memory://"))
+    middleware = RateLimitMiddleware(empty_asgi, limiter=RateLimiter(RULES[rules], storage="memory://"))
     scope = scope_of(kind, 0 if kind == "plain" else size)
     number = 200 if kind == "plain" else 20
     served = 0

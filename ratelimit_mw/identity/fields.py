@@ -44,7 +44,6 @@ _AROUND = bytes(code if 33 <= code < 127 and code not in b",;" else ord(";") for
 _PLAIN = re.compile(r"[!#$&'()*+\-./0-9:<=>?@A-Z\[\]^_`a-z{|}~]*+")
 _NEXT_COOKIE = re.compile(r',\s*+[^\s=;,"]++\s*+=')
 _NEXT_PARAMETER = re.compile(r";[^;=]++=")
-_QUOTED = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"', re.DOTALL)
 _REGULAR = re.compile(r'[^\\]*+(?:\\(?:["\\]|[0-3][0-7][0-7])[^\\]*+)*+')
 _HOST = re.compile(r"(?:\[[^\[\]]*+\]|[^:@\[\]]*+)(?::[0-9]*+)?")
 _STRAY = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -141,12 +140,16 @@ class Cookie:
 
     def _occurrences(self, text: str) -> Iterator[_Readings | None]:
         searched = f";{text}".encode("latin-1", "replace").translate(_AROUND)
+        closing = text.replace("\\\\", "..").replace('\\"', "..") if "\\" in text else text
         for match in self._pattern.finditer(searched):
-            yield _cookie_readings(text, match.end() - 1)
+            yield _cookie_readings(text, match.end() - 1, closing)
 
 
-def _cookie_readings(text: str, start: int) -> _Readings | None:
-    """Return what parsers read of the cookie whose value starts there. None if it has too many irregular escapes."""
+def _cookie_readings(text: str, start: int, closing: str) -> _Readings | None:
+    """Return what parsers read of the cookie whose value starts there. None if it has too many irregular escapes.
+
+    `closing` is the text without escaped quotes, of the same length.
+    """
     end = text.find(";", start)
     field = text[start:] if end < 0 else text[start:end]
     if _PLAIN.fullmatch(field):
@@ -157,12 +160,13 @@ def _cookie_readings(text: str, start: int) -> _Readings | None:
         return None
     further = _NEXT_COOKIE.search(stripped)
     found: list[str | None] = []
-    match = _QUOTED.match(text, start + len(field) - len(field.lstrip())) if quoted else None
-    if match is not None:
-        found.append(_unescaped(match[1]))  # it may hold semicolons
+    opened = start + len(field) - len(field.lstrip()) + 1
+    closed = closing.find('"', opened) if quoted else -1
+    if closed >= 0:
+        found.append(_unescaped(text[opened:closed]))  # it may hold semicolons
     if further is not None:
         found.append(_unquoted(stripped[: further.start()].rstrip()))
-    if match is None or match[0] != stripped:
+    if closed < 0 or closed - opened != len(stripped) - 2:
         found.append(_unquoted(stripped))
     if not quoted:
         found.append(field.strip(" \t"))
@@ -205,11 +209,8 @@ def _bytes_of(text: str) -> str | None:
     try:
         return _decoded_escapes(text)
     except UnicodeDecodeError:  # a percent sign without two digits
-        text = _STRAY.sub("%25", text, _MOST_ESCAPES)
-    try:
-        return _decoded_escapes(text)
-    except UnicodeDecodeError:
-        return None
+        text, stray = _STRAY.subn("%25", text, _MOST_ESCAPES + 1)
+        return _decoded_escapes(text) if stray <= _MOST_ESCAPES else None
 
 
 def _decoded_escapes(text: str) -> str:
