@@ -102,7 +102,8 @@ class RateLimitMiddleware:
         self._lifespan = lifespan_with(app, used, owned=limiter is None)
         self._limiter = used
         self._engine = used.engine
-        self._answers = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
+        self._latest = LatestAnswers(name=lambda text: text.lower().encode("latin-1"), value=str.encode)
+        self._answers = self._latest.of(used.rules)
         self._first = FirstRequests(used.engine.current, "ratelimit")
 
     @property
@@ -118,8 +119,11 @@ class RateLimitMiddleware:
         if kind not in self._kinds:
             await self._call_unknown(scope, receive, send)
             return
-        engine = self._engine
-        rules = engine.current()  # read once, so that one version of the rules applies to the whole request
+        engine, answers = self._engine, self._answers
+        rules, retriever = answers.rules, engine.retriever
+        if rules is not retriever.rules or not retriever.watching:
+            answers = self._answers = self._latest.of(engine.current())
+            rules = answers.rules  # one version of the rules applies to the whole request
         head = asgi_head(scope, self._request_of, rules.fields)
         request = None if rules.bare else self._request_of(scope, head)
         if self._first.left:
@@ -145,9 +149,6 @@ class RateLimitMiddleware:
                     request.context = detached_scope(scope)
                 return
             await _turn(verdict)  # of a service: other rules that delay requests are special
-        answers = self._answers.latest
-        if answers is None or answers.rules is not rules:
-            answers = self._answers.of(rules)
         handle = AsyncHandle(conclusion, self._limiter, request, answers, scope, head, plan.charges)
         scope["ratelimit"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
@@ -178,7 +179,7 @@ class RateLimitMiddleware:
             if app is self.app and not verdict.allowed:
                 await self._deny(verdict, rules, request, send)
                 return
-            answers = self._answers.of(rules)
+            answers = self._latest.of(rules)
             if rules.settling:
                 receive, send = detecting_close(scope, receive, send)
             handle = AsyncHandle(verdict, self._limiter, request, answers)
@@ -201,7 +202,7 @@ class RateLimitMiddleware:
     async def _deny(self, verdict: Verdict, rules: Rules, request: AsgiRequest, send: Send) -> None:
         """Answer a denied request."""
         scope = request.context
-        answers = self._answers.of(rules)
+        answers = self._latest.of(rules)
         scope["ratelimit"] = AsyncHandle(verdict, self._limiter, request, answers)
         denial = answers.denial(verdict, request)
         kind = "http.response"

@@ -91,7 +91,8 @@ class RateLimitMiddleware:
         self.limiter = used
         self._engine = used.engine
         self._request_of = routed(WsgiRequest, app)
-        self._answers = LatestAnswers(name=str, value=str)
+        self._latest = LatestAnswers(name=str, value=str)
+        self._answers = self._latest.of(used.rules)
         try:
             used.engine.storage.connect()  # WSGI has no startup event, but most servers import the app in each worker
         except StoreUnavailable:  # the store is required
@@ -101,8 +102,11 @@ class RateLimitMiddleware:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
-        engine = self._engine
-        rules = engine.current()  # read once, so that one version of the rules applies to the whole request
+        engine, answers = self._engine, self._answers
+        rules, retriever = answers.rules, engine.retriever
+        if rules is not retriever.rules or not retriever.watching:
+            answers = self._answers = self._latest.of(engine.current())
+            rules = answers.rules  # one version of the rules applies to the whole request
         if rules.special:
             return self._serve_special(rules, environ, start_response)
         head = wsgi_head(environ, self._request_of, rules.fields)
@@ -120,9 +124,6 @@ class RateLimitMiddleware:
                 return self._deny(rules, verdict, request, start_response)
             if verdict.delay:  # of a service: other rules that delay requests are special
                 time.sleep(verdict.delay / SECOND)
-        answers = self._answers.latest
-        if answers is None or answers.rules is not rules:
-            answers = self._answers.of(rules)
         handle = BlockingHandle(conclusion, self.limiter, request, answers, environ, head, plan.charges)
         environ["ratelimit.decision"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
@@ -167,7 +168,7 @@ class RateLimitMiddleware:
             engine.report(verdict, rules, request)
         if app is self.app and not verdict.allowed:
             return self._deny(rules, verdict, request, start_response)
-        answers = self._answers.of(rules)
+        answers = self._latest.of(rules)
         handle = BlockingHandle(verdict, self.limiter, request, answers, environ)
         environ["ratelimit.decision"] = handle
         start = partial(handle.start, start_response)
@@ -183,7 +184,7 @@ class RateLimitMiddleware:
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse
     ) -> Iterable[bytes]:
-        answers = self._answers.of(rules)
+        answers = self._latest.of(rules)
         request.context["ratelimit.decision"] = BlockingHandle(verdict, self.limiter, request, answers)
         status, headers, body = answers.denial(verdict, request)
         request.context = detached_environ(request.context)

@@ -383,18 +383,17 @@ class LatestAnswers(Generic[_Text]):
     def __init__(self, *, name: Callable[[str], _Text], value: Callable[[str], _Text]) -> None:
         self._name = name
         self._value = value
-        self.latest: Answers[_Text] | None = None
-        """The answers of the rules that were asked for last."""
+        self._latest: Answers[_Text] | None = None  # those of the rules that were asked for last
 
     def of(self, rules: Rules) -> Answers[_Text]:
         """The answers of these rules. Threads may share this object."""
-        answers = self.latest
+        answers = self._latest
         if answers is None or answers.rules.response is not rules.response:
             answers = Answers(rules, name=self._name, value=self._value)
         elif answers.rules is not rules:  # they have other overrides, or another section has changed
             answers = copy(answers)
             answers.rules = rules
-        self.latest = answers
+        self._latest = answers
         return answers
 
 

@@ -19,6 +19,7 @@ _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuv
 
 
 _NAME = itemgetter(0)
+_SCOPE = itemgetter("path", "root_path", "method", "client")
 
 RequestHead = tuple[Any, ...]
 """The head of a request, on which most plans depend: what makes the request, its path, the prefix of the path, its
@@ -164,14 +165,12 @@ def asgi_head(
     scope: MutableMapping[str, Any], make: Callable[..., AsgiRequest] = AsgiRequest, read: ReadFields | None = None
 ) -> RequestHead:
     """Return the head of a request, which `make` makes later, with the fields that are `read`."""
-    client = scope.get("client")
-    head = (
-        make,
-        scope.get("path", ""),
-        scope.get("root_path", ""),
-        scope.get("method", "GET"),  # a websocket scope has none
-        client[0] if client else None,  # None on a unix socket
-    )
+    try:
+        path, root, method, client = _SCOPE(scope)
+    except KeyError:  # a websocket scope has no method
+        path, root, method = scope.get("path", ""), scope.get("root_path", ""), scope.get("method", "GET")
+        client = scope.get("client")
+    head = make, path, root, method, client[0] if client else None  # None on a unix socket
     return head if read is None else (*head, *read.of_scope(scope))
 
 
