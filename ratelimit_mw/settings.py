@@ -61,33 +61,19 @@ class ClientSettings:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-Band = tuple[float, float]
-"""Two loads. Above the first, some requests are shed. From the second on, all requests are shed."""
-
-
-class Bands(NamedTuple):
-    """The bands of load in which requests of each priority are shed. The second load of `critical` is never reached."""
-
-    low: Band = (0.7, 0.85)
-    normal: Band = (0.9, 1.0)
-    critical: Band = (0.95, 1.05)
-
-
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """Where the load of a process comes from, and when requests are shed.
+    """Where the load of a process comes from.
 
     Attributes:
         source: A function that returns the load. None: the package measures it.
         name: The name of the function in the rules file.
         capacity: The number of requests in flight that is a full load. None: the default for ASGI or WSGI.
-        shed: The bands in which requests are shed, if rules have priorities.
     """
 
     source: Callable[..., object] | None = None
     name: str = ""
     capacity: int | None = None
-    shed: Bands = field(default_factory=Bands)
 
 
 PLACEHOLDERS = ("ip", "rule", "limit", "period", "retry_after")

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratelimit_mw.decision.load import EASES, NONE, RETURNS_IN, pressure_after, retry_after_shed, share_shed, turn
-from ratelimit_mw.settings import Bands
+from ratelimit_mw.decision.load import (
+    BANDS,
+    EASES,
+    NONE,
+    RETURNS_IN,
+    pressure_after,
+    retry_after_shed,
+    share_shed,
+    turn,
+)
 
 LOADS = st.floats(0, 1)
 SPANS = st.floats(0, 30)
@@ -33,7 +41,7 @@ def test_a_band_is_a_share_that_rises_evenly(level, band, share):
 
 @given(LOADS)
 def test_by_default_what_is_less_important_is_shed_at_least_as_much(level):
-    low, normal, critical = (share_shed(level, band) for band in Bands())
+    low, normal, critical = (share_shed(level, band) for band in BANDS.values())
     assert low >= normal >= critical
     assert critical <= 0.5
 
@@ -61,7 +69,7 @@ def test_one_step_or_two_under_the_same_load_are_the_same(level, load, first, se
 
 def test_a_spike_is_over_in_a_quarter_of_a_minute():
     spike = pressure_after(NONE, 1.0, 0.0)
-    shares = [share_shed(pressure_after(spike, 0.1, 2.5 * step).level, Bands().low) for step in range(8)]
+    shares = [share_shed(pressure_after(spike, 0.1, 2.5 * step).level, BANDS["low"]) for step in range(8)]
     assert shares == pytest.approx([1, 1, 1, 1, 2 / 3, 1 / 3, 0, 0])
 
 

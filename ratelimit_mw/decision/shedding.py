@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ratelimit_mw.config.words.load import PRIORITIES
 from ratelimit_mw.decision.kill_switch import KillSwitch
-from ratelimit_mw.decision.load import Meter, retry_after_shed, share_shed, turn
+from ratelimit_mw.decision.load import BANDS, Meter, retry_after_shed, share_shed, turn
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.logs import LineLimit, logger
@@ -81,7 +80,7 @@ class Shedder:
             name: take the priority of this rule alone; None for all rules that apply.
             commit: whether to count the request. False only looks.
         """
-        if self._meter(rules).pressure() <= rules.load.shed.low[0]:  # below this, no priority is shed
+        if self._meter(rules).pressure() <= BANDS["low"][0]:  # below this, no priority is shed
             return None
         standing = self.standing(rules, request, name, commit=commit)
         if standing is None or standing.wait is None:
@@ -110,7 +109,7 @@ class Shedder:
     def _drawn(self, rules: Rules, charges: Sequence[Charge], *, commit: bool) -> Standing:
         priority, rule = _highest(charges)
         pressure = self._meter(rules).pressure()
-        share = share_shed(pressure, getattr(rules.load.shed, priority))
+        share = share_shed(pressure, BANDS[priority])
         if not share:
             return Standing(priority, rule, pressure, share, None)
         with self._lock:
@@ -151,7 +150,7 @@ class Shedder:
 
 def _highest(charges: Sequence[Charge]) -> tuple[Priority, str]:
     """The highest priority that a rule sets, and the first rule that sets it; "normal" and "" if none does."""
-    for priority in reversed(PRIORITIES):
+    for priority in reversed(BANDS):
         for charge in charges:
             if charge.rule.priority == priority:
                 return priority, charge.rule.name

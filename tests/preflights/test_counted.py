@@ -214,13 +214,11 @@ def test_preflights_are_never_deferred(ask, any_server, clock):
         assert deferrals_of(limiter).queue(limiter.rules).length() == 1
 
 
-LOADED = {
-    "load": {"source": "python:tests.preflights.test_counted:full", "shed": {"normal": [0.8, 0.9], "critical": "never"}}
-}
+LOADED = {"load": "python:tests.preflights.test_counted:full"}
 
 
 def full():
-    return 1.0
+    return 0.9  # all requests of low priority are shed, and none of critical ones
 
 
 @pytest.mark.parametrize(

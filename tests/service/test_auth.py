@@ -455,7 +455,7 @@ def test_requests_are_shed_under_load(server, tmp_path, monkeypatch):
     (tmp_path / "service_load.py").write_text("def load():\n    return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     rule = {"name": "r", "by": "ip", "limit": "20 per minute", "priority": "low"}
-    client = server.use(file([rule], load={"source": "python:service_load:load"}))
+    client = server.use(file([rule], load="python:service_load:load"))
     answer = client.get("/auth", headers=nginx())
     assert (answer.status_code, answer.headers["x-ratelimit-status"]) == (503, "503")
 

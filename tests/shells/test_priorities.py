@@ -32,9 +32,8 @@ def level():
     loads.level = 0.0
 
 
-def limiter(*rules, clock=None, storage="memory://", shed=None, **sections):
-    load = {"source": "python:tests.shells.loads:load", **({"shed": shed} if shed else {})}
-    sections = {"domain": "d", "storage": {"timeout": "5s"}, "load": load, **sections}
+def limiter(*rules, clock=None, storage="memory://", **sections):
+    sections = {"domain": "d", "storage": {"timeout": "5s"}, "load": "python:tests.shells.loads:load", **sections}
     config = {"rules": list(rules or (EVERYBODY, ANALYTICS, PAY)), **sections}
     return RateLimiter(config, storage=storage, clock=clock or ManualClock(START))
 
@@ -266,15 +265,6 @@ def test_a_source_that_fails_sheds_nothing(level, clock):
         level(1.0)
         clock.advance(1)
         assert passed(engine, "/") == 0
-
-
-def test_bands_of_one_s_own(level):
-    with limiter(shed={"low": [0.2, 0.4], "critical": "never"}) as engine:
-        level(0.3)
-        assert passed(engine, "/analytics/x") == pytest.approx(50, abs=1)
-    with limiter(shed={"low": [0.2, 0.4], "critical": "never"}) as engine:
-        level(1.0)
-        assert [passed(engine, path) for path in PATHS] == [0, 0, 100]
 
 
 def test_in_a_folder_the_rules_of_every_file_speak(tmp_path, level):
