@@ -21,7 +21,7 @@ from ratelimit_mw.config.tree import Items, Map, Node, Place, Problems, Scalar, 
 from ratelimit_mw.config.word import Conflict, Schema, Section, Values, Word
 from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.identity.sources import compiled
-from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, SHORT_UNITS, UNITS, parse_duration, spell_period
+from ratelimit_mw.units import DAY, DURATION_FORM, LONGEST_NUMBER, parse_duration, spell_period
 
 DEFAULT = "sliding_window"
 """The algorithm of a rule that does not set one."""
@@ -177,18 +177,27 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-# 5r/s, 100 requests per minute, 100 a minute
-_NEARLY = re.compile(
-    r"([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)"
-    r"\s*([0-9]{1,9}\s*)?([a-z]+)\s*",
-    re.IGNORECASE,
-)
-_RPS = re.compile(r"([0-9])\s*rp([smhd])\b", re.IGNORECASE)
-_NEARLY_CONCURRENT = re.compile(r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b\s*(?:requests?\b\s*)?", re.IGNORECASE)
 # What people write after a limit, instead of the key `by`: 100 per minute per ip.
 _BY = {"ip": "ip", "client": "ip", "address": "ip", "user": "user", "host": "host", "path": "path", "method": "method"}
-_WHOSE = re.compile(rf"(?:per|by|for|from|/)\s*(?:(?:an?|each|every)\s+)?({'|'.join(_BY)})\b\s*", re.IGNORECASE)
-_BETWEEN = re.compile(r"(?:and\b|[;,|&+\s])*", re.IGNORECASE)
+_WHOSE = re.compile(rf"(?:per|by|for|from|/)\s*(?:(?:an?|each|every)\s+)?({'|'.join(_BY)})\b", re.IGNORECASE)
+
+_RESPELT = tuple(
+    (re.compile(pattern, re.IGNORECASE), limit)
+    for pattern, limit in (
+        (_WHOSE.pattern, " "),
+        (r"\band\b|[,|&+]", ";"),
+        (r"([0-9])\s*rp([smhd])\b", r"\1 per \2"),
+        (r"([0-9]{1,9})\s*con?c+ur+[ea]nt(?:ly|s)?\b(?:\s*requests?\b)?", r"\1 concurrent;"),
+        (
+            (
+                r"([0-9]{1,9})\s*(?:r|reqs?|requests?|hits?|calls?|times?)?\s*(?:per|/|an?\b|every|each|in)"
+                r"\s*([0-9]{1,9}\s*)?([a-z]+)"
+            ),
+            r"\1 per \2\3;",
+        ),
+    )
+)
+"""What limits look like elsewhere (5r/s, 100 requests a minute), and how they are written here."""
 
 
 def correction(text: str) -> str:
@@ -196,38 +205,16 @@ def correction(text: str) -> str:
 
     The hint repeats all of the text: a user who follows it must not lose one of two limits.
     """
-    limits: list[str] = []
-    whose: set[str] = set()
-    text = _RPS.sub(r"\1 per \2", text)
-    position = _between(text, 0)
-    while position < len(text):
-        found = _NEARLY.match(text, position) or _NEARLY_CONCURRENT.match(text, position)
-        if found is None:
-            return ""
-        if found.re is _NEARLY_CONCURRENT:
-            limits.append(f"{found[1]} concurrent")
-        elif _is_unit(found[3]):
-            limits.append(f"{found[1]} per {found[2] or ''}{found[3]}")
-        else:
-            return ""
-        owner = _WHOSE.match(text, found.end())
-        if owner is not None:
-            whose.add(_BY[owner[1].lower()])
-        position = _between(text, (owner or found).end())
-    if not limits or len(whose) > 1:
+    whose = {_BY[owner.lower()] for owner in _WHOSE.findall(text)}
+    for pattern, limit in _RESPELT:
+        text = pattern.sub(limit, text)
+    limits = [piece.strip() for piece in text.split(";") if piece.strip()]
+    try:
+        understood = [_window(limit) for limit in limits]
+    except Invalid:
         return ""
     by = "".join(f", and by: {name}" for name in whose)
-    return f"did you mean '{'; '.join(limits)}'{by}?"
-
-
-def _between(text: str, position: int) -> int:
-    """Return the position of the next limit in `text`."""
-    separators = _BETWEEN.match(text, position)
-    return separators.end() if separators is not None else position
-
-
-def _is_unit(word: str) -> bool:
-    return word.lower() in SHORT_UNITS or word.lower().removesuffix("s") in UNITS
+    return f"did you mean '{'; '.join(limits)}'{by}?" if understood and len(whose) < 2 else ""
 
 
 def read_limits(node: Node) -> Limits:
