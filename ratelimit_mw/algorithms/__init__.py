@@ -140,7 +140,8 @@ def with_overdraft(quota: Quota) -> Quota:
 def admitting(quota: Quota, cost: int) -> Admit:
     """Return the function that decides on most requests of this cost. See `Admit`."""
     make = ALGORITHMS[quota.algorithm].admitting
-    return _never if make is None or quota.overdraft or not (quota.limit and cost) else make(quota, cost)
+    fits = quota.limit and 0 < cost <= (quota.burst or quota.limit)
+    return _never if make is None or quota.overdraft or not fits else make(quota, cost)
 
 
 def _never(_value: bytes, _now: int) -> None:

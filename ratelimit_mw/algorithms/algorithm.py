@@ -51,8 +51,13 @@ def window_of(now: int, period: int, windows: int) -> Window:
     return begin, begin + period, number, (begin + windows * period).to_bytes(8)
 
 
+def first_share(limit: int, cost: int) -> int:
+    """Return the used share of a counter after its first request."""
+    return USED_UP if limit < 2 * cost else USED_UP * cost // limit
+
+
 Admitting = Callable[[Quota, int], Admit]
-"""Makes the `Admit` of a quota with a limit, and of a cost above 0. Most requests are decided by it."""
+"""Makes the `Admit` of a quota and of a cost that fits into it and is above 0. Most requests are decided by it."""
 
 Refund = Callable[[bytes, Quota, int, int, int], bytes | None]
 """Gives a charge back: (state, quota, cost, charged_at, now) → state to store.

@@ -6,7 +6,16 @@ windows.
 
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import SKIPPED, STAMP, USED_UP, Admit, Algorithm, Counting, Window, window_of
+from ratelimit_mw.algorithms.algorithm import (
+    SKIPPED,
+    STAMP,
+    USED_UP,
+    Admit,
+    Algorithm,
+    Counting,
+    first_share,
+    window_of,
+)
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _STATE = Struct("<QI")
@@ -45,13 +54,18 @@ def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     period, limit = quota.period, quota.limit
     pack, unpack, size = _VALUE.pack, _STATE_OF_VALUE.unpack, _VALUE.size
-    known: Window = 0, 0, 0, b""
+    share_of_first = first_share(limit, cost)
+    known = 0, 0, 0, b"", b""
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
         nonlocal known
-        begin, end, window, expiry = known
+        begin, end, window, expiry, first = known
         if not begin <= now < end:
-            begin, end, window, expiry = known = window_of(now, period, 1)
+            begin, end, window, expiry = window_of(now, period, 1)
+            first = pack(expiry, share_of_first, window, cost)  # one object for all clients that are new
+            known = begin, end, window, expiry, first
+        if not value:
+            return (True, limit - cost, end - now, 0, 0), first
         count = cost
         if len(value) == size:
             stored_window, stored_count = unpack(value)

@@ -9,7 +9,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from struct import Struct
 
-from ratelimit_mw.algorithms.algorithm import STAMP, USED_UP, Admit, Algorithm, Counting, LimitCap, twice_the_limit
+from ratelimit_mw.algorithms.algorithm import (
+    STAMP,
+    USED_UP,
+    Admit,
+    Algorithm,
+    Counting,
+    LimitCap,
+    first_share,
+    twice_the_limit,
+)
 from ratelimit_mw.model import NEVER, Outcome, Quota, Row
 
 _HEADER = Struct("=II")
@@ -49,10 +58,13 @@ def admitting(quota: Quota, cost: int) -> Admit:
     """
     period, limit, size = quota.period, quota.limit, _TIME.size
     pack, unpack, begin, time_at = _VALUE.pack, _HEADER.unpack_from, _VALUE.size, _TIME.unpack_from
-    unused = bytes(begin + size * min(max(_MIN_CAPACITY, cost), limit))  # a cost beyond the limit needs no room
+    share_of_first, room = first_share(limit, cost), min(max(_MIN_CAPACITY, cost), limit)
+    unused = bytes(size * (room - cost))
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
-        value = value or unused
+        if not value:
+            stamped = pack((now + period).to_bytes(8), share_of_first, cost % room, cost)
+            return (True, limit - cost, period, 0, 0), b"".join((stamped, _TIME.pack(now) * cost, unused))
         capacity, odd = divmod(len(value) - begin, size)
         if odd or capacity < 1:
             return None

@@ -4,7 +4,8 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
@@ -41,6 +42,8 @@ class _CounterDict(dict[str, bytes]):
     def __init__(self) -> None:
         self.upcoming: list[str] = []
 
+
+_KEY = itemgetter(0)
 
 _Place = tuple[str, _CounterDict]
 """The key of a counter, and the segment that has it."""
@@ -130,14 +133,15 @@ class MemoryStore(Counters, Store):
             return super().decider(asks)
         segments, count = self._segments, self._count
         compiled = [_compiled(quota, cost, shadow) for _, quota, cost, shadow in asks]
+        admits = [each.admit for each in compiled]
 
         def place(asks: Sequence[Ask]) -> _Place:
             key = asks[0].key
             return key, segments[hash(key) % count]
 
         def places(asks: Sequence[Ask]) -> _Several:
-            found = [(ask.key, each) for ask, each in zip(asks, compiled, strict=True)]
-            return _Several([(key, segments[hash(key) % count], each.admit, each) for key, each in found])
+            keys = [*map(_KEY, asks)]
+            return _Several([*zip(keys, [segments[hash(key) % count] for key in keys], admits, compiled, strict=True)])
 
         return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._take_all, places)
 
@@ -163,33 +167,30 @@ class MemoryStore(Counters, Store):
 
     def _take_all(self, asked: _Several) -> ReplyFields:
         """Decide on all counters first, and charge them if none of those that are enforced denies."""
-        places = asked.places
         rows: list[Row] = []
-        values: list[bytes | None] = []
         with self._lock:
             now = self._now()
-            found = self._denied(asked, now) if asked.denied_by >= 0 else []
-            if not found:
-                for key, segment, admit, compiled in places:
-                    stored = segment.get(key, b"")
-                    decided: Decided | None = admit(stored, now)
-                    if decided is None:
-                        decided = compiled.step(stored, now)
-                        if not (decided[0][0] or compiled.shadow):
-                            asked.denied_by = len(rows)
-                            found = self._denied(asked, now)
-                            break
-                    row, value = decided
-                    rows.append(row)
-                    values.append(value)
-            if found:
-                rows, values = [row for row, _ in found], [value for _, value in found]
-            for (key, segment, _, _), value in zip(places, values, strict=True):
+            decided = self._denied(asked, now) if asked.denied_by >= 0 else []
+            if not decided:
+                admitted: list[Any] = [admit(segment.get(key, b""), now) for key, segment, admit, _ in asked.places]
+                decided = admitted if all(admitted) else self._stepped(asked, admitted, now)
+            for (key, segment, _, _), (row, value) in zip(asked.places, decided, strict=True):
+                rows.append(row)
                 if value is not None:
                     if key not in segment:
                         self._make_room(segment, now)
                     segment[key] = value
         return now, rows, None
+
+    def _stepped(self, asked: _Several, admitted: Sequence[Decided | None], now: int) -> list[Decided]:
+        """The outcomes if not all counters have admitted the request at once."""
+        found: list[Decided] = []
+        for (key, segment, _, compiled), decided in zip(asked.places, admitted, strict=True):
+            found.append(decided or compiled.step(segment.get(key, b""), now))
+            if not (found[-1][0][0] or compiled.shadow):
+                asked.denied_by = len(found) - 1
+                return self._denied(asked, now)
+        return found
 
     @staticmethod
     def _denied(asked: _Several, now: int) -> list[Decided]:
@@ -231,7 +232,7 @@ class MemoryStore(Counters, Store):
         """Drop expired counters of a segment. If it is full, drop one that has not expired."""
         held = len(segment)
         if held < self._room:
-            if held % _BATCH == 0:
+            if held and held % _BATCH == 0:
                 earliest = first_unexpired(now)
                 for key in _upcoming(segment, _CHECKED):
                     if segment.get(key, b"") < earliest:
