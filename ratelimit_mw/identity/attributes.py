@@ -284,7 +284,7 @@ class Attributes:
         if name == "ip":
             return self.client_address.network
         if name == "host":
-            return _cached_reader(name, _first_of(name, lambda request: request.hosts()))
+            return _first_of(name, lambda request: request.hosts())
         if name in _DIRECT:
             return _cached_reader(name, _DIRECT[name])
         if name in self._sources:
@@ -301,7 +301,7 @@ class Attributes:
         if source.fetch is not None:
             self.awaited += ((name, source.fetch),)
         read = _first_of(name, source.read)
-        return self._user_reader(read) if name == "user" else _cached_reader(name, read)
+        return self._user_reader(read) if name == "user" else read
 
     def _user_reader(self, read: Reader) -> Reader:
         """Return the reader of the user. It warns once if none of the first requests has a user."""
@@ -356,13 +356,20 @@ class Attributes:
 
 
 def _first_of(name: str, read: Callable[[Request], Values]) -> Reader:
-    """Return a reader of the first of all values that `read` finds. It notes them in `Request.several`."""
+    """Return a reader of the first of all values that `read` finds. It notes several in `Request.several`.
+
+    It keeps the first in `Request.values`.
+    """
 
     def reader(request: Request) -> str | None:
-        values = read(request)
-        if len(values) > 1:
-            request.several[name] = values
-        return values[0] if values else None
+        values = request.values
+        if name in values:
+            return values[name]
+        found = read(request)
+        if len(found) > 1:
+            request.several[name] = found
+        value = values[name] = found[0] if found else None
+        return value
 
     return reader
 

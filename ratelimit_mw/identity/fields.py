@@ -80,6 +80,9 @@ def header_values(lines: Sequence[str] | None, *repeated: Sequence[str]) -> Valu
     """
     if lines is None or sum(map(len, lines)) > _MOST_TEXT:
         return TOO_MANY
+    if len(lines) == 1 and lines[0].isascii():  # the common case
+        text = lines[0].strip()
+        return (text,) if text else ()
     occurrences = [_texts(line.strip()) for line in lines]
     for joined in repeated:
         occurrences[-1] += _texts(",".join(joined).strip())

@@ -4,7 +4,7 @@ The first requests also show mistakes in the setup, such as an untrusted proxy.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +14,8 @@ from ratelimit_mw.identity.path_forms import PLAIN, Forms, Routing, decodings, f
 from ratelimit_mw.identity.request import Request, routed
 from ratelimit_mw.logs import logger
 
-# Lower case, and "-" for "_".
+# Lower case; and "-" for "_", too.
+_LOWER = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ_", b"abcdefghijklmnopqrstuvwxyz-")
 
 
@@ -34,8 +35,9 @@ MOST_BYTES = 4096
 
 _MOST_HEADERS = 128  # lines; a browser sends about twenty
 
-UNREAD: Sequence[Any] = (object(),)
-"""In place of the fields of a request whose plan is not remembered. No fields are equal to it."""
+
+def _encoded(name: str, spelling: bytes) -> bytes:
+    return name.encode("latin-1", "replace").translate(spelling)
 
 
 class ReadFields:
@@ -46,16 +48,16 @@ class ReadFields:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.names = sorted(names)
-        self._folded = frozenset(name.encode("latin-1", "replace").translate(_FOLD) for name in self.names)
+        self.names = frozenset(names)
+        self._folded = frozenset(_encoded(name, _FOLD) for name in self.names)
         self._lengths = frozenset(map(len, self._folded))
-        self._keys = [_key(name) for name in self.names]
+        self._keys = [_key(name) for name in sorted(self.names)]
         self._server = "host" in self.names  # without a Host header, the host is the name of the server
         self.routes = "upgrade" in self.names
         """Whether rules may read the app's own routes, of which those of WebSockets depend on this field."""
 
     def of_scope(self, scope: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the name and the value of each line that rules may read, by any spelling of its name, in order.
+        """Return these fields, then the name and the value of each line of one, by any spelling of its name, in order.
 
         Return `UNREAD` if the request has too many lines to look at each.
         """
@@ -63,13 +65,13 @@ class ReadFields:
         if len(headers) > _MOST_HEADERS:
             return UNREAD
         lengths, folded = self._lengths, self._folded
-        found: list[Any] = []
+        found: list[Any] = [self]
         for name, value in headers:
             if len(name) in lengths and name.translate(_FOLD) in folded:
                 found += name, value
         if self._server:
             server = scope.get("server")
-            found += server and server[0], scope["type"]  # apps may have other routes for WebSockets
+            found += b"", (server and server[0], scope["type"])  # apps may have other routes for WebSockets
         return found
 
     def of_environ(self, environ: Mapping[str, Any]) -> Sequence[Any]:
@@ -80,13 +82,17 @@ class ReadFields:
         return found
 
 
+UNREAD: Sequence[Any] = (ReadFields(()),)
+"""In place of the fields of a request whose plan is not remembered. No fields are equal to it."""
+
+
 class AsgiRequest(Request):
     """A request made from an ASGI scope of type http or websocket.
 
     `head` is what `asgi_head` has returned for the scope. See `Request`.
     """
 
-    __slots__ = ("_names",)
+    __slots__ = ("_fields", "_names")
 
     def __init__(
         self, scope: MutableMapping[str, Any], head: RequestHead | None = None, *, routing: Routing = PLAIN
@@ -95,7 +101,7 @@ class AsgiRequest(Request):
         self.values: dict[str, str | None] = {}
         self.several: dict[str, Values] = {}
         self._names = 0, b""
-        _, path, root, method, self.peer, *_ = head or asgi_head(scope)
+        _, path, root, method, self.peer, *self._fields = head or asgi_head(scope)
         self.method = method.upper()
         self.path = path or "/"
         self.forms: Forms | None = None
@@ -107,11 +113,11 @@ class AsgiRequest(Request):
 
     def header_lines(self, name: str) -> list[str]:
         """Return the last `MOST_LINES` lines of a header, in order. The server may pass its name in any case."""
-        return self._lines(self._joined_names().lower(), _line(name))[-MOST_LINES:]
+        return self._lines(name, _LOWER)[-MOST_LINES:]
 
     def field_lines(self, name: str) -> list[str] | None:
         """Return every line behind a name, as `X_User` for `x-user`. See `Request`."""
-        lines = self._lines(self._joined_names().translate(_FOLD), _line(name).translate(_FOLD))
+        lines = self._lines(name, _FOLD)
         if not lines and name == "host":
             server = self.context.get("server")
             return [server[0]] if server and server[0] else []
@@ -121,11 +127,18 @@ class AsgiRequest(Request):
         """Return what `ReadFields.of_scope` finds."""
         return read.of_scope(self.context)
 
-    def _lines(self, names: bytes, needle: bytes) -> list[str]:
-        """Return the last lines of a name, in order, and at most one more than `MOST_LINES`. See `_line`.
+    def _lines(self, name: str, spelling: bytes) -> list[str]:
+        """Return the lines of a name, in order: all of them, or more than `MOST_LINES` of the last ones.
 
-        `names` are the names of all lines. They are searched as one text, because a server accepts thousands of lines.
+        `spelling` translates names that differ in their spelling to the same one. The names of all lines are searched
+        as one text, because a server accepts thousands of lines.
         """
+        sought = _encoded(name, spelling)
+        fields = self._fields
+        if fields and name in fields[0].names:  # the rules have found all of its lines
+            found = zip(fields[1::2], fields[2::2], strict=True)
+            return [value.decode("latin-1") for each, value in found if each.translate(spelling) == sought]
+        names, needle = self._joined_names().translate(spelling), b"\n%b\n" % sought
         headers = self.context.get("headers") or ()
         lines: list[str] = []
         end, index = len(names), len(headers) + 1
@@ -153,12 +166,6 @@ class AsgiRequest(Request):
         """The query string, decoded as latin-1."""
         query: bytes = self.context.get("query_string") or b""
         return query.decode("latin-1")
-
-
-@lru_cache(maxsize=1024)  # the names in the rules
-def _line(name: str) -> bytes:
-    """Return a name as it stands among joined names."""
-    return b"\n%b\n" % name.encode("latin-1", "replace")
 
 
 def asgi_head(
