@@ -62,26 +62,26 @@ def admitting(quota: Quota, cost: int) -> Admit:
     unused = bytes(size * (room - cost))
 
     def admit(value: bytes, now: int) -> tuple[Row, bytes] | None:
+        expiry = (now + period).to_bytes(8)
         if not value:
-            stamped = pack((now + period).to_bytes(8), share_of_first, cost % room, cost)
+            stamped = pack(expiry, share_of_first, cost % room, cost)
             return (True, limit - cost, period, 0, 0), b"".join((stamped, _TIME.pack(now) * cost, unused))
         capacity, odd = divmod(len(value) - begin, size)
-        if odd or capacity < 1:
+        if odd or capacity < 1 or value[:8] > expiry:  # the last: the clock stepped back
             return None
         slot, held = unpack(value, begin - _HEADER.size)
         after, since = slot + cost, now - period
         if after > capacity or held > capacity:
             return None
-        if time_at(value, begin + (slot - 1) % capacity * size)[0] > now:  # the clock stepped back
-            return None
         used = held
         if time_at(value, begin + (slot - held) % capacity * size)[0] <= since:  # otherwise the oldest time counts, too
             used = _younger_than(since, memoryview(value)[begin:].cast("Q"), slot, held)
-        left = limit - cost - used
-        if left < 0 or left + capacity < limit:
+        used += cost
+        if used > limit or used > capacity:
             return None
-        share = USED_UP if left < cost else USED_UP * (limit - left) // limit
-        stamped = pack((now + period).to_bytes(8), share, after % capacity, min(held + cost, capacity))
+        left = limit - used
+        share = USED_UP if left < cost else USED_UP * used // limit
+        stamped = pack(expiry, share, after % capacity, min(held + cost, capacity))
         start, end = begin + slot * size, begin + after * size
         return (True, left, period, 0, 0), b"".join((stamped, value[begin:start], _TIME.pack(now) * cost, value[end:]))
 

@@ -11,7 +11,7 @@ from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.logs import logger
-from ratelimit_mw.model import Ask, Quota, Reply, Row
+from ratelimit_mw.model import Ask, Quota, Reply
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Decider, ReplyFields, Store, StoreRequest
@@ -30,16 +30,22 @@ from ratelimit_mw.stores.counters import (
 )
 
 _SEGMENT = 2048  # counters in one dict; a larger dict would pause the process when it grows
-_BATCH = 4  # a segment drops expired counters each time that it has grown by this many
-_CHECKED = 2 * _BATCH  # old counters that are then checked for expiry
+_BATCH = 8  # a segment looks for expired counters each time that it has grown by this many, among as many
+_MOST_LOOKS = 4  # it looks again if a quarter of them has expired
 
 
 class _CounterDict(dict[str, bytes]):
-    """Some of the counters by their keys. `upcoming` has the keys that are checked next to make room."""
+    """Some of the counters by their keys.
 
-    __slots__ = ("upcoming",)
+    Attributes:
+        due: The number of counters from which on room is made for a new one.
+        upcoming: The keys that are checked next to make room.
+    """
+
+    __slots__ = ("due", "upcoming")
 
     def __init__(self) -> None:
+        self.due = 1
         self.upcoming: list[str] = []
 
 
@@ -68,22 +74,27 @@ class _Compiled(NamedTuple):
 class _Several:
     """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
 
-    __slots__ = ("denied_by", "places")
+    __slots__ = ("denied_by", "keys", "segments")
 
-    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, _Compiled]]) -> None:
-        self.places = places
-        """Each with its decisions. What decides most requests is not in `_Compiled` alone, to be read faster."""
+    def __init__(self, keys: Sequence[str], segments: Sequence[_CounterDict]) -> None:
+        self.keys = keys
+        self.segments = segments
         self.denied_by = -1
         """The index of the counter that has denied the last request. -1 if none has."""
+
+    def step(self, place: int, step: Step, now: int) -> Decided:
+        """What `step` decides by the counter with this index."""
+        return step(self.segments[place].get(self.keys[place], b""), now)
 
 
 class MemoryStore(Counters, Store):
     """At most `max_counters` counters, in dicts that one lock guards.
 
-    For each new counter, a few old ones are checked and dropped if they have expired. A full store takes a sample and
-    drops the counter that has used the smallest share of its limit, whatever its window. A flood of new identities
-    therefore cannot evict an exhausted counter. A flood of counters with such low limits that one or two requests
-    exhaust them evicts counters of its own kind, which have the same rule and attribute.
+    As new counters come, as many old ones are checked, and more if many of these have expired. What has expired is
+    dropped. A full store takes a sample and drops the counter that has used the smallest share of its limit, whatever
+    its window. A flood of new identities therefore cannot evict an exhausted counter. A flood of counters with such low
+    limits that one or two requests exhaust them evicts counters of its own kind, which have the same rule and
+    attribute.
 
     The values are plain bytes, which the garbage collector does not visit, and there are many small dicts. Neither
     the collector nor a growing dict therefore pauses the process.
@@ -133,7 +144,6 @@ class MemoryStore(Counters, Store):
             return super().decider(asks)
         segments, count = self._segments, self._count
         compiled = [_compiled(quota, cost, shadow) for _, quota, cost, shadow in asks]
-        admits = [each.admit for each in compiled]
 
         def place(asks: Sequence[Ask]) -> _Place:
             key = asks[0].key
@@ -141,9 +151,9 @@ class MemoryStore(Counters, Store):
 
         def places(asks: Sequence[Ask]) -> _Several:
             keys = [*map(_KEY, asks)]
-            return _Several([*zip(keys, [segments[hash(key) % count] for key in keys], admits, compiled, strict=True)])
+            return _Several(keys, [segments[hash(key) % count] for key in keys])
 
-        return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._take_all, places)
+        return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._taking_all(compiled), places)
 
     def _taking(self, compiled: _Compiled) -> Callable[[_Place], ReplyFields]:
         admit, step, _, _ = compiled
@@ -165,46 +175,29 @@ class MemoryStore(Counters, Store):
 
         return take
 
-    def _take_all(self, asked: _Several) -> ReplyFields:
-        """Decide on all counters first, and charge them if none of those that are enforced denies."""
-        rows: list[Row] = []
-        with self._lock:
-            now = self._now()
-            decided = self._denied(asked, now) if asked.denied_by >= 0 else []
-            if not decided:
-                admitted: list[Any] = [admit(segment.get(key, b""), now) for key, segment, admit, _ in asked.places]
-                decided = admitted if all(admitted) else self._stepped(asked, admitted, now)
-            for (key, segment, _, _), (row, value) in zip(asked.places, decided, strict=True):
-                rows.append(row)
-                if value is not None:
-                    if key not in segment:
-                        self._make_room(segment, now)
-                    segment[key] = value
-        return now, rows, None
+    def _taking_all(self, compiled: Sequence[_Compiled]) -> Callable[[_Several], ReplyFields]:
+        admits = [each.admit for each in compiled]
+        clock = self._now
 
-    def _stepped(self, asked: _Several, admitted: Sequence[Decided | None], now: int) -> list[Decided]:
-        """The outcomes if not all counters have admitted the request at once."""
-        found: list[Decided] = []
-        for (key, segment, _, compiled), decided in zip(asked.places, admitted, strict=True):
-            found.append(decided or compiled.step(segment.get(key, b""), now))
-            if not (found[-1][0][0] or compiled.shadow):
-                asked.denied_by = len(found) - 1
-                return self._denied(asked, now)
-        return found
+        def take_all(asked: _Several) -> ReplyFields:
+            """Decide on all counters first, and charge them if none of those that are enforced denies."""
+            keys, segments = asked.keys, asked.segments
+            with self._lock:
+                now = clock()
+                decided = _denied(asked, compiled, now) if asked.denied_by >= 0 else []
+                if not decided:
+                    counters = zip(admits, keys, segments)  # noqa: B905  `strict` takes longer
+                    admitted: list[Any] = [admit(segment.get(key, b""), now) for admit, key, segment in counters]
+                    decided = admitted if all(admitted) else _stepped(asked, compiled, admitted, now)
+                rows, values = zip(*decided)  # noqa: B905
+                for key, segment, value in zip(keys, segments, values):  # noqa: B905
+                    if value is not None:
+                        if key not in segment:
+                            self._make_room(segment, now)
+                        segment[key] = value
+            return now, rows, None
 
-    @staticmethod
-    def _denied(asked: _Several, now: int) -> list[Decided]:
-        """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
-        key, segment, _, compiled = asked.places[asked.denied_by]
-        decided = compiled.step(segment.get(key, b""), now)
-        if decided[0][0]:
-            asked.denied_by = -1
-            return []
-        found: list[Decided] = []
-        for key, segment, _, compiled in asked.places:
-            denies = len(found) == asked.denied_by
-            found.append(decided if denies else compiled.uncharged(segment.get(key, b""), now))
-        return found
+        return take_all
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
@@ -229,14 +222,13 @@ class MemoryStore(Counters, Store):
         self._segments[hash(key) % self._count].pop(key, None)
 
     def _make_room(self, segment: _CounterDict, now: int) -> None:
-        """Drop expired counters of a segment. If it is full, drop one that has not expired."""
+        """Drop expired counters of a segment if it is due. If it is full, drop one that has not expired."""
         held = len(segment)
+        if held < segment.due:
+            return
         if held < self._room:
-            if held and held % _BATCH == 0:
-                earliest = first_unexpired(now)
-                for key in _upcoming(segment, _CHECKED):
-                    if segment.get(key, b"") < earliest:
-                        segment.pop(key, None)
+            _drop_expired(segment, now)
+            segment.due = min(len(segment) + _BATCH, self._room)
             return
         sample = _unexpired(segment, SAMPLE, now)
         while len(segment) >= self._room:
@@ -244,10 +236,35 @@ class MemoryStore(Counters, Store):
                 sample += _unexpired(segment, SAMPLE, now)
                 continue
             del segment[evicted(sample)[1]]
+        segment.due = len(segment)
 
     def after_fork(self) -> None:
         """Reset in the child of a fork. The counters stay, but the lock is replaced."""
         self._lock = threading.Lock()  # a thread that had locked it may not exist here
+
+
+def _stepped(
+    asked: _Several, compiled: Sequence[_Compiled], admitted: Sequence[Decided | None], now: int
+) -> list[Decided]:
+    """The outcomes if not all counters have admitted the request at once."""
+    found: list[Decided] = []
+    for place, (each, decided) in enumerate(zip(compiled, admitted, strict=True)):
+        found.append(decided or asked.step(place, each.step, now))
+        if not (found[-1][0][0] or each.shadow):
+            asked.denied_by = place
+            return _denied(asked, compiled, now)
+    return found
+
+
+def _denied(asked: _Several, compiled: Sequence[_Compiled], now: int) -> list[Decided]:
+    """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
+    decided = asked.step(asked.denied_by, compiled[asked.denied_by].step, now)
+    if decided[0][0]:
+        asked.denied_by = -1
+        return []
+    found = [asked.step(place, each.uncharged, now) for place, each in enumerate(compiled)]
+    found[asked.denied_by] = decided
+    return found
 
 
 def _compiled(quota: Quota, cost: int, shadow: bool) -> _Compiled:
@@ -273,6 +290,17 @@ def _warn(workers: int) -> None:
         loss,
         extra={"ratelimit_topic": "memory"},
     )
+
+
+def _drop_expired(segment: _CounterDict, now: int) -> None:
+    """Drop the next counters of a segment that have expired."""
+    earliest = first_unexpired(now)
+    for _ in range(_MOST_LOOKS):
+        expired = [key for key in _upcoming(segment, _BATCH) if segment.get(key, earliest) < earliest]
+        for key in expired:
+            del segment[key]
+        if len(expired) < _BATCH // 4:
+            return
 
 
 def _unexpired(segment: _CounterDict, count: int, now: int) -> list[tuple[int, str]]:
