@@ -44,8 +44,8 @@ class _CounterDict(dict[str, bytes]):
 
     __slots__ = ("due", "upcoming")
 
-    def __init__(self) -> None:
-        self.due = 1
+    def __init__(self, due: int) -> None:
+        self.due = due
         self.upcoming: list[str] = []
 
 
@@ -116,7 +116,7 @@ class MemoryStore(Counters, Store):
         self._now = (clock or SystemClock()).now
         self._count = max(1, max_counters // _SEGMENT)
         self._room = max_counters // self._count
-        self._segments = [_CounterDict() for _ in range(self._count)]
+        self._segments = [_CounterDict(min(_BATCH, self._room)) for _ in range(self._count)]
         self._lock = threading.Lock()
         self._overridden = type(self).ask is not MemoryStore.ask
         """Whether a subclass decides."""
