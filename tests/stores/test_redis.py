@@ -20,8 +20,8 @@ import trustme
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.stores.base import DECIDE
+from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.stores.base import DECIDE, LOOK
 from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -48,7 +48,7 @@ REQUESTS = """
     import asyncio, sys
     from concurrent.futures import ThreadPoolExecutor
     from ratelimit_mw.model import Ask
-    from ratelimit_mw.stores.base import DECIDE
+    from ratelimit_mw.stores.base import DECIDE, LOOK
     from ratelimit_mw.stores.redis.store import RedisStore
     from tests.stores.contract import quota
 
@@ -382,6 +382,29 @@ def test_a_loop_that_reconnected_keeps_its_new_connection(any_server):
             await store.aclose()
 
         asyncio.run(main())
+
+
+def test_a_request_that_is_cancelled_while_it_takes_a_place_gives_it_back(any_server):
+    place = Ask("d:r:{x}", Quota("concurrency", 1, 3600 * SECOND, buckets=10, refundable=True))
+    reader = RedisStore(any_server.url, timeout=10)
+
+    def free():
+        return reader.ask(([place], LOOK)).outcomes[0].allowed
+
+    async def main():
+        with Proxy(any_server.port) as proxy:
+            store = RedisStore(proxy.url, timeout=10)
+            await store.aask(([place], LOOK))  # connects
+            proxy.delay(0, 2)
+            taking = asyncio.ensure_future(store.aask(([place], DECIDE)))
+            await aeventually(lambda: not free())
+            assert not taking.done()
+            taking.cancel()
+            await aeventually(free)
+            await store.aclose()
+
+    asyncio.run(main())
+    reader.close()
 
 
 def test_the_context_of_a_request_does_not_live_on(any_server):

@@ -10,6 +10,7 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any
 
+from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import Late, NoAnswer, StoreUnavailable
 from ratelimit_mw.model import SECOND, Reply
 from ratelimit_mw.stores.base import Denied, StoreRequest
@@ -209,6 +210,7 @@ class LoopBatcher:
             elif job[1].done():
                 # Too late for this request, but maybe not for what was sent later.
                 in_time = in_time or not silent(self._judged_at, batch[0], self._timeout)
+                self._release(job, result)
             else:
                 if job[4] and not all(map(_allowed, result[1])):
                     job[4](job[0][0], int(batch[0] * SECOND), result)
@@ -219,6 +221,20 @@ class LoopBatcher:
         if gone:
             self._fail(gone)
         self._resume(answered)
+
+    def _release(self, job: "_Job", reply: Reply) -> None:
+        """Give back the places in flight of a request that no longer waits. They would be held until they expire."""
+        (asks, intent), _, _, token, _ = job
+        if not intent.decides or not intent.commit or not reply.admits(asks):
+            return
+        taken = [ask for ask, outcome in zip(asks, reply.outcomes, strict=True) if outcome.allowed and ask.cost]
+        places = [ask for ask in taken if ALGORITHMS[ask.quota.algorithm].in_flight]
+        if places:
+            loop = asyncio.get_running_loop()
+            unread: asyncio.Future[Reply] = loop.create_future()
+            unread.add_done_callback(asyncio.Future.exception)  # so that a failure is not logged
+            request = places, intent._replace(charged_at=reply.now)
+            self._waiting.append((request, unread, loop.time() + self._timeout, token, None))
 
     def _resume(self, answered: "list[tuple[asyncio.Future[Reply], Reply]]") -> None:
         """Continue the tasks that wait for these replies, and send together what they ask next.
