@@ -1,11 +1,14 @@
-"""Leases: what a process may decide by itself. `LeaseLedger` keeps all leases of a process. No I/O happens here.
+"""Leases: what a process may decide by itself. `LeaseLedger` keeps all leases of a process. It calls no store.
 
 With `consistency: lease`, a process takes a part of what remains from the store in advance and returns the rest.
 With `consistency: write_back`, it decides on its own ("on account") and charges the store later.
 """
 
+import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -21,10 +24,13 @@ HOT = 32
 """The requests in an interval from which a process takes a lease. A claim takes as long as several requests, and a
 lease needs some of them to get the right size, so it would save nothing for a counter that is asked less often."""
 
+LONGEST_WAIT = 2.0
+"""The seconds that a request waits for the call of another at most. A thread that was killed may never end its own."""
+
 
 def leasable(quota: Quota) -> bool:
-    """Whether a process may decide by itself: neither strict nor with an overdraft, and supported by the algorithm."""
-    if quota.consistency == "strict" or quota.overdraft:
+    """Whether a process may decide by itself. It may not if every request must ask the store for a penalty."""
+    if quota.consistency == "strict" or quota.overdraft or quota.penalty:
         return False
     algorithm = ALGORITHMS[quota.algorithm]
     return not (algorithm.no_lease if quota.consistency == "lease" else algorithm.no_write_back)
@@ -37,33 +43,40 @@ class Lease:
         key: the key of the counter.
         quota: the quota of the counter.
         room: what can still be spent.
-        spent: what was spent since the last turn, by the store's decision or here. On account, only what was spent
-            here since the last charge.
-        before: what was spent in the interval before.
-        cost: the cost of the newest request that was asked of the store.
+        uncharged: what the store had not charged of the room when the lease began. 0 unless on account.
         in_store: what remains in the store in addition to `room`.
+        spent: what was spent since the last turn, by the store's decision or here.
+        before: what was spent in the interval before.
+        cost, amount: the cost of the newest request that the lease did not cover, and what the store was asked for.
+        flying: the cost of the requests that wait for the store's decision.
+        uncertain: what was flying when the store was asked. Its reply may not include it.
         since, until: the local times between which it is valid, in microseconds.
         start, resets: the store's times at which its window or slice starts and at which the counter is as if unused.
         offset: the store's time minus the local time.
-        asker: the claim that asks the store for more than its cost; None if no claim does.
-        flying: on account, the cost that was sent to the store or is owed, and that a reply may not include.
-        moved: the number of costs that were flying and no longer are, and of parts of `room` that went back.
-        forgotten: whether the counter was reset since.
+        owed: what must be refunded to the counter, by the start of the window. A negative amount is a charge.
+        busy: the call under way that settles or fills the lease. No other may begin before it ends.
+        closed: whether the store has too little left to fill the lease before the next turn.
     """
 
     def __init__(self, key: str, quota: Quota) -> None:
         self.key = key
         self.quota = quota
-        self.room = self.spent = self.before = self.cost = self.in_store = 0
+        self.room = self.uncharged = self.in_store = self.spent = self.before = 0
+        self.cost = self.amount = self.flying = self.uncertain = 0
         self.since = self.until = self.start = self.resets = self.offset = 0
-        self.flying = self.moved = 0
-        self.asker: Claim | None = None
-        self.forgotten = False
+        self.owed: Counter[int] = Counter()
+        self.busy: UnderWay | None = None
+        self.closed = False
 
     @property
     def on_account(self) -> bool:
         """Whether it is a `write_back` lease, which charges the store afterwards."""
         return self.quota.consistency == "write_back"
+
+    @property
+    def owes(self) -> bool:
+        """Whether the store must be told something before it knows what was spent."""
+        return self.room != self.uncharged or bool(self.owed)
 
     def fits(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether the lease covers `cost` at the local time `now`."""
@@ -78,63 +91,103 @@ class Lease:
         self.room -= cost
         self.spent += cost
 
-    def begin(self, claim: "Claim", outcome: Outcome, reply_now: int, asked_at: int, interval: int) -> None:
-        """Start the lease at the local time `asked_at`, with what the reply to a claim grants in its window."""
-        self.start, end = unit(self.quota, reply_now)
-        self.offset = reply_now - asked_at
-        self.resets = reply_now + outcome.reset_after
-        self.since = asked_at
-        self.until = asked_at + min(end - reply_now, 2 * interval)
+    def ask_for(self, ask: Ask, now: int) -> int:
+        """What to ask the store for at the local time `now`, so that the lease covers `ask` and some more.
+
+        A lease that is not valid or on account ends. The caller passes the reply to `fill`.
+        """
+        if self.on_account or self.quota != ask.quota or not self.since <= now < self.until:
+            self.end()
+            self.quota = ask.quota
+        self.since, self.cost, self.amount, self.uncertain = now, ask.cost, ask.cost, self.flying
+        if not self.on_account:
+            self.amount += min(max(self.spent, self.before), max(self.in_store - ask.cost, 0) // PART)
+        return self.amount
+
+    def fill(self, outcome: Outcome, now: int, most: int) -> None:
+        """Take up the outcome of what `ask_for` has asked for. `now` is the time of the store.
+
+        The lease is valid until its window ends, and for the time `most` at most.
+        """
+        self.in_store = 0 if self.on_account else outcome.remaining
+        if not outcome.allowed:
+            self.closed = not self.cost <= outcome.remaining < self.amount
+            return
+        start, end = unit(self.quota, now)
+        if self.start != start:
+            self.owe(self.start, self.room)
+            self.start, self.room = start, 0
+        self.until = self.since + min(end - now, most)
+        self.offset, self.resets = now - self.since, now + outcome.reset_after
+        self.room += self.amount
         if self.on_account:
-            self.room = outcome.remaining - self.spent - (self.flying - claim.ask.cost)
-            self.in_store = 0
+            self.uncharged = max(outcome.remaining - self.uncertain, 0)
+            self.room += self.uncharged
         else:
-            self.room, self.in_store = self.room + claim.extra, outcome.remaining
+            self.closed = outcome.remaining < PART
+
+    def end(self) -> None:
+        """End the lease. What must be settled becomes owed."""
+        self.owe(self.start, self.room - self.uncharged)
+        self.room = self.uncharged = self.since = self.until = 0
+
+    def owe(self, start: int, amount: int) -> None:
+        """Record that `amount` is owed in the window that starts at `start`."""
+        if amount:
+            self.owed[start] += amount
+
+    def take_owed(self, now: int, late: int) -> Iterable[tuple[int, int]]:
+        """Remove and return what is owed, with the starts of the windows, if it still matters at the local time `now`.
+
+        It matters in its window, and also in the next one if the algorithm uses the previous window, and for the time
+        `late` after that, because the estimate of the store's time may be wrong by the duration of a call.
+        """
+        owed, self.owed = self.owed, Counter()
+        earliest = now + self.offset - late - ALGORITHMS[self.quota.algorithm].windows * self.quota.period
+        return [(start, amount) for start, amount in owed.items() if start > earliest and amount]
 
 
-class Claim:
-    """One ask of a request that is being decided.
+class UnderWay(Future[None]):
+    """A call to the store that settles or fills leases. It makes them busy."""
 
-    If it is `covered`, its cost was spent from `lease`. Otherwise the store is asked for its cost plus `extra`, which
-    is added to the lease. `lease` is None if the store alone decides.
+    def __init__(self, leases: Iterable[Lease]) -> None:
+        super().__init__()
+        self.leases = list(leases)
+        for lease in self.leases:
+            lease.busy = self
+
+    def end(self) -> None:
+        """Wake all that wait for the call. May be called twice."""
+        for lease in self.leases:
+            if lease.busy is self:
+                lease.busy = None
+        if not self.done():
+            self.set_result(None)
+
+    def result(self, timeout: float | None = LONGEST_WAIT) -> None:
+        """Block until the call has ended, but no event loop, which may have to end the call itself."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            timeout = 0
+        with contextlib.suppress(TimeoutError):
+            super().result(timeout)
+
+    async def awaited(self) -> None:
+        """The awaitable twin of `result`."""
+        await asyncio.wait([asyncio.wrap_future(self)], timeout=LONGEST_WAIT)
+
+
+class Claim(NamedTuple):
+    """One ask of a request, and the lease of its counter, if there is one.
+
+    If it is `covered`, its cost was spent from the lease of the window that starts at `start`. Otherwise the store
+    decides.
     """
 
-    def __init__(self, ask: Ask, lease: Lease | None, *, covered: bool = False) -> None:
-        self.ask = ask
-        self.lease = lease
-        self.covered = covered
-        self.extra = self.moved = 0
-        self.start = lease.start if lease else 0
-
-    @property
-    def on_account(self) -> bool:
-        """Whether the cost is flying while the store is asked."""
-        return self.lease is not None and self.ask.quota.consistency == "write_back"
-
-    @property
-    def room_went_back(self) -> bool:
-        """Whether a part of the lease went back since the store was asked, so that it may have denied too early."""
-        return self.lease is not None and not self.on_account and self.lease.moved != self.moved
-
-    def outcome(self, answer: Outcome | None, now: int) -> Outcome:
-        """The outcome for the client: the store's `answer` plus what is leased here, or that of the lease alone."""
-        lease = self.lease
-        if lease is None:
-            return answer or Outcome(True, 0, 0)
-        if answer is None:
-            return lease.outcome(now)
-        return answer if self.on_account else answer._replace(remaining=answer.remaining + lease.room)
-
-
-class Due(NamedTuple):
-    """A refund of `amount` to a counter, which was charged at `start`. A negative amount is a charge."""
-
-    lease: Lease
-    quota: Quota
+    ask: Ask
+    lease: Lease | None
+    covered: bool
     start: int
-    amount: int
-    until: int
-    """The local time from which it no longer matters."""
 
 
 def unit(quota: Quota, now: int) -> tuple[int, int]:
@@ -145,7 +198,7 @@ def unit(quota: Quota, now: int) -> tuple[int, int]:
 
 
 class LeaseLedger:
-    """All leases of a process, and what it owes to the store. Callers must hold the guard of `Leases`.
+    """All leases of a process. Callers must hold the guard of `Leases`.
 
     Args:
         interval: microseconds between two settlements with the store.
@@ -154,7 +207,6 @@ class LeaseLedger:
 
     def __init__(self, interval: int, most: int) -> None:
         self.leases: dict[str, Lease] = {}
-        self.owed: dict[str, list[Due]] = {}
         self._interval = interval
         self._most = most
         self._asked: dict[str, int] = {}
@@ -192,133 +244,59 @@ class LeaseLedger:
                 cold = cold and times < HOT
         return cold
 
-    def claim(self, ask: Ask, now: int) -> Claim:
-        """The claim of one ask. It is spent here if a lease covers it. The caller must pass it to `conclude`."""
-        key, quota, cost, _ = ask
-        if not cost or not leasable(quota):
-            return Claim(ask, None)
-        lease = self.leases.get(key)
-        if lease is None:
-            asked = self._asked.get(key, 0)
-            if len(self.leases) >= self._most or (quota.consistency == "lease" and asked < HOT):
-                return Claim(ask, None)
-            lease = self.leases[key] = Lease(key, quota)
-            lease.spent = 0 if lease.on_account else (asked - 1) * cost
-        if lease.fits(quota, cost, now):
-            lease.spend(cost)
-            return Claim(ask, lease, covered=True)
-        if lease.on_account or lease.quota != quota or not lease.since <= now < lease.until:
-            self._end(lease, now)
-            lease.quota = quota
-        claim = Claim(ask, lease)
-        lease.cost = cost
-        if claim.on_account:
-            lease.flying += cost
-            return claim
-        if lease.asker is None:
-            lease.asker = claim
-            claim.extra = min(max(lease.spent, lease.before), (lease.in_store + lease.room) // PART)
-        lease.spent += cost
-        return claim
+    def claim(self, asks: Sequence[Ask], now: int) -> tuple[list[Claim], dict[Lease, Ask]]:
+        """Spend from the leases what they cover. The caller must pass the claims to `conclude`.
 
-    def learn(self, claim: Claim, outcome: Outcome, reply_now: int, asked_at: int) -> None:
-        """Start the lease that a reply grants. The ask of the claim was charged."""
-        lease, quota = claim.lease, claim.ask.quota
-        if lease is None or lease.forgotten:
-            return
-        start = unit(quota, reply_now)[0]
-        if lease.quota != quota:
-            self._owe(lease, start, claim.extra, asked_at)
-            return
-        # On account, `outcome.remaining` includes what was charged before the call, but maybe not what moved during it.
-        if lease.moved != claim.moved if lease.on_account else lease.asker is not claim:
-            return
-        if lease.start != start:
-            self._end(lease, asked_at)
-        lease.begin(claim, outcome, reply_now, asked_at, self._interval)
+        If a lease can be filled or must be settled first, nothing is spent, and all such leases are returned with
+        their asks.
+        """
+        claims: list[Claim] = []
+        lacking: dict[Lease, Ask] = {}
+        for ask in asks:
+            lease = self._lease_of(ask)
+            covered = lease is not None and lease.fits(ask.quota, ask.cost, now)
+            if lease and covered:
+                lease.spend(ask.cost)
+            elif lease and (lease.busy or lease.owes or not lease.closed):
+                lacking[lease] = ask
+            if lease:
+                lease.flying += ask.cost
+            claims.append(Claim(ask, lease, covered, lease.start if lease else 0))
+        if lacking:
+            self.conclude(claims, admitted=False)
+            return [], lacking
+        return claims, lacking
 
-    def conclude(self, claims: Sequence[Claim], admitted: bool, now: int) -> None:
+    def conclude(self, claims: Sequence[Claim], admitted: bool) -> None:
         """End the claims. If the request was not admitted, what was spent here is put back."""
-        for claim in claims:
-            lease, cost = claim.lease, claim.ask.cost
+        for (_, _, cost, _), lease, covered, start in claims:
             if lease is None:
                 continue
-            if lease.asker is claim:
-                lease.asker = None
-            if not claim.covered:
-                if claim.on_account:
-                    lease.flying -= cost
-                    lease.moved += 1
-            elif not admitted and not lease.forgotten:
-                if self.leases.get(lease.key) is lease and lease.start == claim.start:
-                    lease.spend(-cost)
-                else:
-                    self._owe(lease, claim.start, cost, now)
+            lease.flying -= cost
+            if admitted:
+                lease.spent += 0 if covered else cost
+            elif covered and lease.start == start:
+                lease.spend(-cost)
+            elif covered:
+                lease.owe(start, cost)
 
-    def turn(self, leases: Iterable[Lease], now: int) -> None:
-        """End these leases after an interval, and drop those that are not hot. What must be settled becomes owed."""
-        for lease in leases:
-            self._end(lease, now)
-            cold = lease.on_account or lease.spent < HOT * lease.cost
-            lease.before, lease.spent = lease.spent, 0
-            if cold and not lease.flying and lease.asker is None and self.leases.get(lease.key) is lease:
-                del self.leases[lease.key]
+    def turn(self, lease: Lease) -> None:
+        """Begin another interval of a lease, which ends unless it is just filled. Drop it if it is not hot."""
+        if not lease.busy:
+            lease.end()
+        cold = lease.on_account or lease.spent < HOT * lease.cost
+        lease.before, lease.spent, lease.closed = lease.spent, 0, False
+        if cold and not (lease.busy or lease.flying or lease.owed) and self.leases.get(lease.key) is lease:
+            del self.leases[lease.key]
 
-    def end(self, keys: Iterable[str], now: int) -> None:
-        """End the leases of these counters. What must be settled becomes owed."""
-        for key in keys:
-            if lease := self.leases.get(key):
-                self._end(lease, now)
-
-    def take_owed(self, now: int, keys: Iterable[str] | None, most: int | None = None) -> list[Due]:
-        """Remove and return what is owed for these counters (None for all, or the first `most`).
-
-        What no longer matters at the local time `now` is dropped.
-        """
-        taken: list[Due] = []
-        for key in list(islice(self.owed, most)) if keys is None else keys:
-            owed = self.owed.pop(key, ())
-            taken += [due for due in owed if now < due.until]
-            self.paid([due for due in owed if due.until <= now])
-        return taken
-
-    def paid(self, dues: Iterable[Due]) -> None:
-        """Record that the store has what was owed, or that it no longer matters."""
-        for due in dues:
-            due.lease.flying += min(due.amount, 0)
-            due.lease.moved += 1
-
-    def unpaid(self, dues: Iterable[Due]) -> None:
-        """Record that a payment failed. A charge is owed again, because to repeat it admits no more than the limit.
-
-        A refund is dropped, because it may have arrived.
-        """
-        for due in dues:
-            if due.amount < 0:
-                self.owed.setdefault(due.lease.key, []).append(due)
-
-    def forget(self, keys: Iterable[str]) -> None:
-        """Drop the leases of these counters and what is owed, because the store has forgotten the counters."""
-        for key in keys:
-            if lease := self.leases.pop(key, None):
-                lease.forgotten = True
-            self.owed.pop(key, None)
-
-    def _end(self, lease: Lease, now: int) -> None:
-        owes = lease.room
-        if lease.on_account:
-            owes, lease.spent = -lease.spent, 0
-        lease.room = lease.since = lease.until = 0
-        self._owe(lease, lease.start, owes, now)
-
-    def _owe(self, lease: Lease, start: int, amount: int, now: int) -> None:
-        """Record that `amount` is owed to the store, if it still matters.
-
-        It matters in its window, and also in the next one if the algorithm uses the previous window. One interval is
-        added, because the estimate of the store's time may be wrong by the duration of a call.
-        """
-        quota = lease.quota
-        until = start + ALGORITHMS[quota.algorithm].windows * quota.period - lease.offset + self._interval
-        if amount and now < until:
-            self.owed.setdefault(lease.key, []).append(Due(lease, quota, start, amount, until))
-            lease.flying += max(-amount, 0)
+    def _lease_of(self, ask: Ask) -> Lease | None:
+        """The lease of a counter; None if the store alone decides. A hot counter gets one."""
+        key, quota, cost, _ = ask
+        if not cost or not leasable(quota):
+            return None
+        lease = self.leases.get(key)
+        asked = self._asked.get(key, 0)
+        if lease is None and len(self.leases) < self._most and (asked >= HOT or quota.consistency == "write_back"):
+            lease = self.leases[key] = Lease(key, quota)
+            lease.spent = max(asked - 1, 0) * cost
+        return lease

@@ -3,20 +3,18 @@
 The logic is written once for threads and tasks, as generators (`Steps`) that yield the calls to make.
 """
 
-import asyncio
 import atexit
 import contextlib
 import time
 import weakref
-from collections import Counter
-from collections.abc import Awaitable, Collection, Sequence
-from concurrent.futures import Future
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.logs import logger
-from ratelimit_mw.model import SECOND, Ask, Quota, Reply
+from ratelimit_mw.model import SECOND, Ask, Reply
 from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.base import (
     DECIDE,
@@ -33,17 +31,10 @@ from ratelimit_mw.stores.base import (
     tell_denials,
     time_of,
 )
-from ratelimit_mw.stores.denials import asked_again, has_begun
-from ratelimit_mw.stores.lease import Claim, Due, LeaseLedger
+from ratelimit_mw.stores.lease import Claim, Lease, LeaseLedger, UnderWay, unit
 
 _MAX_PER_CALL = 100
 """The most counters in one call, so that no call occupies the store for long."""
-
-_MAX_PER_GUARD = 1_000
-"""The most leases that are handled while the guard is locked, so that no request waits for long."""
-
-_LONGEST_WAIT = 2.0
-"""The seconds that a request waits for a payment at most. A thread that was killed may never finish its own."""
 
 
 class Leases(Wrapper):
@@ -70,6 +61,7 @@ class Leases(Wrapper):
         self._now = clock.now if clock else _local_time
         """The local time by which leases are timed, in microseconds."""
         self._interval = interval
+        self._microseconds = round(interval * SECOND)
         self._most = most
         self.ledger: LeaseLedger
         self.settling = Repeating("settle", self._keep_settling, first=interval)
@@ -80,8 +72,7 @@ class Leases(Wrapper):
 
     def after_fork(self) -> None:
         """Start without leases in the child of a fork, because the leases belong to the parent."""
-        self.ledger = LeaseLedger(round(self._interval * SECOND), self._most)
-        self._under_way: set[_UnderWay] = set()
+        self.ledger = LeaseLedger(self._microseconds, self._most)
         self._next_turn = 0
 
     def asked(self, request: StoreRequest) -> Call | Reply | Steps[Reply]:
@@ -120,7 +111,8 @@ class Leases(Wrapper):
     def answered(self, asked: StoreRequest, note: Any, reply: Reply) -> Reply:  # noqa: ARG002  the note has the asks
         """Drop the leases of counters that were reset. The leases of other processes last until they end."""
         with self.guard:
-            self.ledger.forget([ask.key for ask in note])
+            for ask in note:
+                self.ledger.leases.pop(ask.key, None)
         return reply
 
     def settle(self) -> None:
@@ -152,107 +144,121 @@ class Leases(Wrapper):
             yield from self._settle_due()
         # The store must know what was spent here before a look, and before it takes a cost with an overdraft.
         keys = [ask.key for ask in asks if ask.quota.overdraft or not commit]
-        if keys:
-            with self.guard:
-                self.ledger.end(keys, self._now())
-            yield from self._pay(keys)
-        if commit:
-            return (yield from self._claim(asks))
-        reply: Reply = yield asks, LOOK
-        return reply
-
-    def _claim(self, asks: Sequence[Ask]) -> Steps[Reply]:
-        with self.guard:
-            now = self._now()
-            if not self.ledger.leases:
-                self._next_turn = now + round(self._interval * SECOND)
-            claims = [self.ledger.claim(ask, now) for ask in asks]
+        yield from self._settle([self.ledger.leases[key] for key in keys if key in self.ledger.leases])
+        if not commit:
+            looked: Reply = yield asks, LOOK
+            return looked
+        claims = yield from self._claim(asks)
+        away = [claim.ask for claim in claims if not claim.covered]
         admitted = False
         try:
-            if not self._clock and self.ledger.leases:
-                self.settling.start()
-            away = [claim for claim in claims if not claim.covered]
-            reply = (yield from self._put(away)) if away else Reply(now, ())
-            admitted = reply.admits([claim.ask for claim in away])
+            reply: Reply = (yield away, DECIDE) if away else Reply(self._now(), ())
+            admitted = reply.admits(away)
         finally:
             with self.guard:
-                self.ledger.conclude(claims, admitted, self._now())
+                self.ledger.conclude(claims, admitted)
+        if len(away) == len(asks):
+            return reply
         outcomes = iter(reply.outcomes)
-        found = [claim.outcome(None if claim.covered else next(outcomes), reply.now) for claim in claims]
+        found = [lease.outcome(reply.now) if covered and lease else next(outcomes) for _, lease, covered, _ in claims]
         return Reply(reply.now, found)
 
-    def _put(self, claims: Sequence[Claim]) -> Steps[Reply]:
-        """Ask the store for the cost and a lease. What it denies is asked again for the cost alone."""
-        yield from self._pay([claim.ask.key for claim in claims if claim.on_account])
-        reply = yield from self._ask(claims)
-        denied = [claim for claim, outcome in zip(claims, reply.outcomes, strict=True) if not outcome.allowed]
-        # Leases and debts of this process may be the cause. They are settled before the second call.
-        keys = [claim.ask.key for claim in denied]
-        with self.guard:
-            takers = [call for call in self._under_way if not call.leased.isdisjoint(keys)]
-        yield from takers
-        with self.guard:
-            self._under_way.difference_update(takers)  # if one is not over by now, its thread was killed
-            self.ledger.end(keys, self._now())
-            owed, paying = self.ledger.owed, self._paying()
-            again = [c for c in denied if c.extra or c.room_went_back or c.ask.key in owed or c.ask.key in paying]
-        if not again:
-            return reply
-        asks = [claim.ask for claim in claims]
-        for claim, ask in zip(claims, asked_again(asks, reply.outcomes), strict=True):
-            claim.ask = ask
-        if not reply.admits(asks):
-            again = list(claims)
-        for claim in again:
-            claim.extra = 0
-        yield from self._pay([claim.ask.key for claim in again])
-        second = yield from self._ask(again)
-        newer = dict(zip(map(id, again), second.outcomes, strict=True))
-        first = zip(claims, reply.outcomes, strict=True)
-        return Reply(second.now, [o if has_begun(o) else newer.get(id(c), o) for c, o in first])
+    def _claim(self, asks: Sequence[Ask]) -> Steps[Sequence[Claim]]:
+        """Spend from the leases, after those that lack something were filled. The store decides on the rest."""
+        while True:
+            with self.guard:
+                now = self._now()
+                if not self.ledger.leases:
+                    self._next_turn = now + self._microseconds
+                claims, lacking = self.ledger.claim(asks, now)
+                busy = next((lease.busy for lease in lacking if lease.busy), None)
+                owing = [lease for lease in lacking if lease.owes and (lease.on_account or lease.closed)]
+                filling = UnderWay(lacking) if lacking and not (busy or owing) else None
+            if not lacking:
+                return claims
+            if not self._clock:
+                self.settling.start()
+            if busy:
+                yield from self._wait_for(busy)
+            elif owing:
+                yield from self._settle(owing)
+            elif filling:
+                yield from self._fill(filling, list(lacking.values()), now)
 
-    def _ask(self, claims: Sequence[Claim]) -> Steps[Reply]:
-        """Ask the store for the claims, and start the leases that it grants."""
-        asks = [claim.ask._replace(cost=claim.ask.cost + claim.extra) for claim in claims]
-        leased = frozenset(claim.ask.key for claim in claims if claim.extra)
-        call = _UnderWay(leased=leased) if leased else None
-        with self.guard:
-            asked_at = self._now()
-            for claim in claims:
-                claim.moved = claim.lease.moved if claim.lease else 0
-            if call:
-                self._under_way.add(call)
+    def _fill(self, filling: UnderWay, asks: Sequence[Ask], now: int) -> Steps[None]:
+        """Ask the store for what these asks cost and for more. Each lease is filled by itself."""
+        leases = filling.leases
         try:
-            reply: Reply = yield asks, DECIDE
-            if reply.admits(asks):
-                with self.guard:
-                    for claim, outcome in zip(claims, reply.outcomes, strict=True):
-                        if outcome.allowed:
-                            self.ledger.learn(claim, outcome, time_of(reply.now, claim.ask.key), asked_at)
+            with self.guard:
+                amounts = [lease.ask_for(ask, now) for lease, ask in zip(leases, asks, strict=True)]
+            pairs = zip(asks, amounts, strict=True)
+            reply: Reply = yield [ask._replace(cost=amount, shadow=len(asks) > 1) for ask, amount in pairs], DECIDE
+            with self.guard:
+                for lease, amount, outcome in zip(leases, amounts, reply.outcomes, strict=True):
+                    now = time_of(reply.now, lease.key)
+                    if lease.busy is filling:
+                        lease.fill(outcome, now, 2 * self._microseconds)
+                    elif outcome.allowed:  # another request did not wait any longer
+                        lease.owe(unit(lease.quota, now)[0], amount)
         finally:
-            if call:
-                self._end(call)
-        return reply
+            with self.guard:
+                filling.end()
+
+    def _settle(self, leases: Sequence[Lease]) -> Steps[None]:
+        """End leases, and pay the store what they owe, after their calls that are under way.
+
+        Raises:
+            StoreUnavailable: the store is unavailable. After this or any other exception, the charges are owed again.
+        """
+        for first in range(0, len(leases), _MAX_PER_CALL):
+            some = leases[first : first + _MAX_PER_CALL]
+            owed: defaultdict[int, dict[Lease, int]] = defaultdict(dict)
+            paying = yield from self._occupied(some)
+            try:
+                with self.guard:
+                    for lease in some:
+                        lease.end()
+                        for start, amount in lease.take_owed(self._now(), self._microseconds):
+                            owed[start][lease] = amount
+                for start in sorted(owed):
+                    asks = [Ask(lease.key, lease.quota, amount) for lease, amount in owed[start].items()]
+                    yield asks, Intent(charged_at=start)
+                    del owed[start]
+            finally:
+                with self.guard:
+                    for start, amounts in owed.items():  # a refund may have arrived, and is not sent twice
+                        for lease, amount in amounts.items():
+                            lease.owe(start, min(amount, 0))
+                    paying.end()
+
+    def _occupied(self, leases: Sequence[Lease]) -> Steps[UnderWay]:
+        """Wait for the calls of these leases that are under way, and make them busy."""
+        while True:
+            with self.guard:
+                busy = next((lease.busy for lease in leases if lease.busy), None)
+                if not busy:
+                    return UnderWay(leases)
+            yield from self._wait_for(busy)
+
+    def _wait_for(self, call: UnderWay) -> Steps[None]:
+        yield call
+        with self.guard:
+            call.end()  # if it is not over by now, no request waits for it any longer
 
     def _settle_due(self) -> Steps[None]:
         """Settle all leases after an interval. While the store is unavailable, charges stay owed."""
-        self._next_turn = self._now() + round(self._interval * SECOND)
-        with self.guard:
-            leases = list(self.ledger.leases.values())
-        for start in range(0, len(leases), _MAX_PER_GUARD):
+        self._next_turn = self._now() + self._microseconds
+        leases = list(self.ledger.leases.values())
+        for lease in leases:
             with self.guard:
-                self.ledger.turn(leases[start : start + _MAX_PER_GUARD], self._now())
+                self.ledger.turn(lease)
         with contextlib.suppress(StoreUnavailable):
-            yield from self._pay(None)
+            yield from self._settle([lease for lease in leases if lease.owes])
 
     def _settle_all(self) -> Steps[StoreUnavailable | None]:
-        """End and settle all leases. Returns the error if the store is unavailable; charges then stay owed."""
-        with self.guard:
-            self.ledger.end(list(self.ledger.leases), self._now())
-            under_way = self._paying()
+        """Settle all leases. Returns the error if the store is unavailable; charges then stay owed."""
         try:
-            yield from self._pay(None)
-            yield from self._pay(under_way)
+            yield from self._settle(list(self.ledger.leases.values()))
         except StoreUnavailable as error:
             return error
         return None
@@ -260,99 +266,25 @@ class Leases(Wrapper):
     def _settle_finally(self) -> Steps[None]:
         """As `_settle_all`, for the last time. What cannot be charged is dropped and logged."""
         error = yield from self._settle_all()
+        lost: Counter[str] = Counter()
         with self.guard:
-            lost = [due for due in self.ledger.take_owed(self._now(), None) if due.amount < 0]
-        if lost:
-            cost, counters = -sum(due.amount for due in lost), len({due.lease.key for due in lost})
+            for lease in self.ledger.leases.values():
+                lease.end()
+                for _, amount in lease.take_owed(self._now(), self._microseconds):
+                    lost[lease.key] -= min(amount, 0)
+        if cost := lost.total():
             message = "write_back: a cost of %d on %d counters could not be charged at shutdown: %s"
-            logger.warning(message, cost, counters, error)
-
-    def _pay(self, keys: Collection[str] | None) -> Steps[None]:
-        """Pay the store what is owed for these counters (None for all). Wait for their payments that are under way.
-
-        Raises:
-            StoreUnavailable: the store is unavailable. After this or any other exception, the charges are owed again.
-        """
-        while True:
-            with self.guard:
-                under_way = next((one for one in self._under_way if not one.paying.isdisjoint(keys or ())), None)
-                payment = _UnderWay([] if under_way else self.ledger.take_owed(self._now(), keys, _MAX_PER_CALL))
-                if payment.owed:
-                    self._under_way.add(payment)
-            if under_way:
-                yield under_way
-                with self.guard:
-                    self._under_way.discard(under_way)  # if it is not over by now, its thread was killed
-            elif payment.owed:
-                yield from self._make(payment)
-            else:
-                return
-
-    def _make(self, payment: "_UnderWay") -> Steps[None]:
-        """Make the calls of a payment: one for each window."""
-        try:
-            for start in {due.start for due in payment.owed}:
-                paid = [due for due in payment.owed if due.start == start]
-                yield _summed(paid), Intent(charged_at=start)
-                with self.guard:
-                    payment.owed = [due for due in payment.owed if due.start != start]
-                    self.ledger.paid(paid)
-        finally:
-            with self.guard:
-                self.ledger.unpaid(payment.owed)
-            self._end(payment)
-
-    def _paying(self) -> set[str]:
-        """The keys of the counters of which payments are under way."""
-        return {key for call in self._under_way for key in call.paying}
-
-    def _end(self, call: "_UnderWay") -> None:
-        """Wake all that wait for the call."""
-        with self.guard:
-            self._under_way.discard(call)
-        call.set_result(None)
+            logger.warning(message, cost, len(+lost), error)
 
     def _turn_is_due(self, now: int) -> bool:
         """Whether the next decision settles, because there is no thread under a user's clock."""
-        return self._clock is not None and now >= self._next_turn and bool(self.ledger.leases or self.ledger.owed)
+        return self._clock is not None and now >= self._next_turn and bool(self.ledger.leases)
 
     def _keep_settling(self) -> float | None:
         """Settle what is due. Returns the seconds until the next time; None if there is nothing left to settle."""
         drive(self.beneath, self._settle_due())
         with self.guard:
-            return self._interval if self.ledger.leases or self.ledger.owed else None
-
-
-class _UnderWay(Future[None]):
-    """What was sent to the store, until its reply was taken up.
-
-    Attributes:
-        owed: what is being paid.
-        paying: the keys of these counters.
-        leased: the keys of the counters of which leases are being taken.
-    """
-
-    def __init__(self, owed: Sequence[Due] = (), leased: frozenset[str] = frozenset()) -> None:
-        super().__init__()
-        self.owed = owed
-        self.paying = frozenset(due.lease.key for due in owed)
-        self.leased = leased
-
-    def result(self, timeout: float | None = _LONGEST_WAIT) -> None:
-        """Block until it is done."""
-        with contextlib.suppress(TimeoutError):
-            super().result(timeout)
-
-    async def awaited(self) -> None:
-        """The awaitable twin of `result`."""
-        await asyncio.wait([asyncio.wrap_future(self)], timeout=_LONGEST_WAIT)
-
-
-def _summed(dues: Sequence[Due]) -> Sequence[Ask]:
-    amounts: Counter[tuple[str, Quota]] = Counter()
-    for due in dues:
-        amounts[due.lease.key, due.quota] += due.amount
-    return [Ask(key, quota, amount) for (key, quota), amount in amounts.items()]
+            return self._interval if self.ledger.leases else None
 
 
 def _local_time() -> int:

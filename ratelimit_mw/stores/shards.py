@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.model import NEVER, Ask, Outcome, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, LOOK, Call, Steps, StoreRequest, Wrapper, forget_request
 from ratelimit_mw.stores.denials import asked_again, has_begun
@@ -24,8 +23,7 @@ class Shards(Wrapper):
     The limit is never exceeded, because the parts add up to it. A request is denied only if no shard has room for its
     whole cost; a part of the limit may then be unused. `remaining` is estimated from the shard that was asked.
 
-    A cost with an overdraft takes two more calls. It is divided among all shards that are not in debt, and fits if they
-    have room for it together. The counter is in debt if all shards are.
+    A cost with an overdraft takes one more call, to find the shard that has most room.
     """
 
     def asked(self, request: StoreRequest) -> Call | Steps[Reply]:
@@ -63,8 +61,12 @@ def _looking(asks: Sequence[Ask]) -> Steps[Reply]:
 
 def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
     """Ask a shard of each counter. If it denies, look at all shards and ask one that has room."""
-    asks, late = yield from _charging_late(asks)
     picked = [random.randrange(ask.quota.shards) for ask in asks]
+    for place, ask in enumerate(asks):
+        if ask.quota.overdraft and ask.quota.shards > 1:  # a shard that denies it charges it, too
+            first: Reply = yield _shards(ask), LOOK
+            rooms = [outcome.remaining for outcome in first.outcomes]
+            picked[place] = rooms.index(max(rooms))
     outcomes: dict[int, Outcome] = {}
     asked: Sequence[int] = range(len(asks))
     while True:
@@ -72,19 +74,19 @@ def _charging(asks: Sequence[Ask]) -> Steps[Reply]:
         reply: Reply = yield round_, DECIDE
         moved = []
         for place, found in zip(asked, reply.outcomes, strict=True):
-            outcome = _scaled(asks[place], found)
+            ask, outcome = asks[place], _scaled(asks[place], found)
             if place in outcomes and has_begun(outcomes[place]):
                 continue  # the beginning of a ban is reported once
             outcomes[place] = outcome
-            if not outcome.allowed and asks[place].quota.shards > 1:
-                seen: Reply = yield _shards(asks[place]), LOOK
+            if not (outcome.allowed or ask.quota.overdraft) and ask.quota.shards > 1:
+                seen: Reply = yield _shards(ask), LOOK
                 outcomes[place] = _summed(seen.outcomes)._replace(allowed=False)
                 better = [shard for shard, outcome in enumerate(seen.outcomes) if outcome.allowed]
                 if better:
                     picked[place] = random.choice(better)
                     moved.append(place)
         if not moved:
-            return Reply(reply.now, [late.get(place, outcomes[place]) for place in range(len(asks))])
+            return Reply(reply.now, [outcomes[place] for place in range(len(asks))])
         # If the request was admitted, it is charged, and only shards of shadow rules have denied. They are asked again.
         asked = moved if reply.admits(round_) else range(len(asks))
         asks = asked_again(asks, [outcomes[place] for place in range(len(asks))])
@@ -99,37 +101,6 @@ def _summed(outcomes: Sequence[Outcome]) -> Outcome:
         max(outcome.reset_after for outcome in outcomes),
         min(waits, default=NEVER),
     )
-
-
-def _charging_late(asks: Sequence[Ask]) -> Steps[tuple[Sequence[Ask], dict[int, Outcome]]]:
-    """Charge the costs with an overdraft on sharded counters.
-
-    Returns:
-        The asks, with one for each of these counters that only says whether it denies, and the outcomes of these
-        counters by their index.
-    """
-    left, late = list(asks), {}
-    for place, ask in enumerate(asks):
-        if not ask.quota.overdraft or ask.quota.shards == 1:
-            continue
-        seen: Reply = yield _shards(ask._replace(cost=0)), LOOK
-        opened = [shard for shard, outcome in enumerate(seen.outcomes) if outcome.allowed]
-        found = _summed(seen.outcomes)
-        if opened and ask.cost:
-            costs = _split(ask.cost, len(opened))
-            parts = [_shard(ask, shard)._replace(cost=cost) for shard, cost in zip(opened, costs, strict=True)]
-            charged: Reply = yield [part._replace(shadow=True) for part in parts], DECIDE
-            fits = ask.cost <= found.remaining
-            waits = [outcome.retry_after for outcome in charged.outcomes if not (fits or outcome.allowed)]
-            resets = max([outcome.reset_after for outcome in charged.outcomes])
-            found = Outcome(fits, max(found.remaining - ask.cost, 0), resets, min(waits, default=0))
-        late[place] = found
-        left[place] = Ask(ask.key, _FREE if found.allowed else NOTHING, 0, ask.shadow)
-    return left, late
-
-
-_FREE = replace(NOTHING, limit=1)
-"""A quota that admits a cost of 0."""
 
 
 def _scaled(ask: Ask, outcome: Outcome) -> Outcome:
