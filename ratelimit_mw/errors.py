@@ -28,9 +28,9 @@ has its module behind it:
     ├── Unsendable                  a deferred request can never reach the app
     ├── Lost                        a deferred request may have reached the app
     ├── Refused                     the service cannot decide on a request (service.messages)
+    │   ├── NotPermitted            as above, because the caller may not give hits back (service.should_rate_limit)
     │   └── TooLong                 as above, because a text or the message is too long (service.messages)
     ├── Unanswerable                a request to /auth cannot be decided (service.auth)
-    ├── NotPermitted                the caller of the service may not give hits back (service.should_rate_limit)
     ├── UnknownApp                  the routes of an app cannot be read (cli.frameworks)
     └── _Unreadable                 the rest of a YAML document cannot be read (config.yaml)
 

@@ -178,14 +178,12 @@ class _Api:
     async def json(self, request: Request) -> Response:
         """`/json`: ShouldRateLimit as proto3-JSON, as envoyproxy/ratelimit reads and writes it. A denial is a 429."""
         asked = _request_of(parsed(await read_body(request)))
-        refunds = self._service.access.allows("refund", request.headers.get("authorization"))
+        authorization = request.headers.get("authorization")
+        may_refund = partial(self._service.access.allows, "refund", authorization)
         try:
-            answer = await self._should_rate_limit.answer(asked, refunds=refunds)
-        except NotPermitted:
-            self._service.refuse("the caller may not refund hits")
-            return JSONResponse({"problems": ["isNegativeHits needs a token or a certificate"]}, 403)
+            answer = await self._should_rate_limit.answer(asked, may_refund)
         except Refused as error:
-            return JSONResponse({"problems": [str(error)]}, 400)
+            return JSONResponse({"problems": [str(error)]}, 403 if isinstance(error, NotPermitted) else 400)
         response = RateLimitResponse.FromString(answer)
         denied = response.overall_code == RateLimitResponse.OVER_LIMIT
         return JSONResponse(MessageToDict(response), 429 if denied else 200)

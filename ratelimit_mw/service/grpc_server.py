@@ -96,19 +96,13 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline is over")
         began = perf_counter()
         try:
-            try:
-                return await self._asked.answer(data)
-            except NotPermitted:
-                if service.access.allows("refund", _authorization(context)):
-                    return await self._asked.answer(data, refunds=True)
-                service.refuse("the caller may not refund hits")
-                await context.abort(
-                    grpc.StatusCode.PERMISSION_DENIED, "is_negative_hits needs a token or a certificate"
-                )
+            return await self._asked.answer(data, lambda: service.access.allows("refund", _authorization(context)))
         except TooLong:
             return DENIED
         except Refused as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            permitted = not isinstance(error, NotPermitted)
+            status = grpc.StatusCode.INVALID_ARGUMENT if permitted else grpc.StatusCode.PERMISSION_DENIED
+            await context.abort(status, str(error))
         finally:
             took, seconds = perf_counter() - began, service.seconds
             seconds.counts[bisect_left(RESPONSE_BOUNDS, took)] += 1

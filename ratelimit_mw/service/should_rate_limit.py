@@ -4,11 +4,12 @@ This module is internal: its names may change in any release.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.envoy.lists import ListsRequest, NotRefundable
 from ratelimit_mw.http.answers import LatestAnswers
+from ratelimit_mw.logs import Once
 from ratelimit_mw.model import ListStatus
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.messages import DecodedRequest, Header, Refused, TooLong, Writer, go_headers, passed, read
@@ -21,8 +22,8 @@ _LONGEST_KEPT = 512
 """The longest message whose plan is kept, in bytes."""
 
 
-class NotPermitted(Exception):
-    """The request gives hits back, and its caller was not found to be known. See `ShouldRateLimit.answer`."""
+class NotPermitted(Refused):
+    """The request gives hits back, and its caller may not do so."""
 
 
 class ShouldRateLimit:
@@ -42,18 +43,17 @@ class ShouldRateLimit:
         self._bare = settings.headers == "off" and not settings.body
         self._writer = Writer()
         self._answers = LatestAnswers[str](name=str, value=str)
-        self._not_refundable: set[str] = set()
+        self._once = Once()
 
-    async def answer(self, data: bytes, *, refunds: bool = False) -> bytes:
+    async def answer(self, data: bytes, may_refund: Callable[[], bool] = bool) -> bytes:
         """Decide on the request in `data`, charge it if it is allowed, and return the response.
 
         Args:
             data: The bytes of the request.
-            refunds: The caller may give hits back. Few requests do, so the caller is asked who it is if one does.
+            may_refund: Tells whether the caller may give hits back. It is asked only for such a request.
 
         Raises:
-            Refused: The request cannot be decided. It is counted.
-            NotPermitted: The request gives hits back, and `refunds` is not set. Nothing was charged.
+            Refused: The request cannot be decided. It is counted, and nothing was charged.
         """
         engine = self._engine
         rules = engine.current()
@@ -76,8 +76,9 @@ class ShouldRateLimit:
             ):
                 plans.put(data, asked)
         if asked.refunds:
-            if not refunds:
-                raise NotPermitted
+            if not may_refund():
+                self._service.refuse("the caller may not refund hits")
+                raise NotPermitted("is_negative_hits needs a token or a certificate")
             await adrive(engine.storage.store, asked.giving_back())
         plan = asked.plan
         verdict = await engine.aexecute(plan, asked.rules)
@@ -103,9 +104,8 @@ class ShouldRateLimit:
         try:
             return ListsRequest(self._engine, rules, request.lists, request.hits)
         except NotRefundable as error:
-            if str(error) not in self._not_refundable:  # it names a rule of the file
-                self._not_refundable.add(str(error))
-                logger.warning("is_negative_hits is refused: %s (logged once)", error)
+            about = str(error)  # it names a rule of the file
+            self._once(logger.warning, "is_negative_hits is refused: %s (logged once)", about, about=about)
             self._refuse("hits cannot be given back")
             raise Refused("hits cannot be given back to the limit of a descriptor") from None
         except ValueError:

@@ -149,7 +149,7 @@ def test_negative_hits_are_given_back_to_a_known_caller(ask):
     ask([("tokens", "t")], hits=60)
     for hits, left in ((10, 50), (None, 53), (1000, 100)):
         answer = Response.FromString(
-            asyncio.run(ask.method.answer(given_back(("tokens", "t"), hits=hits), refunds=True))
+            asyncio.run(ask.method.answer(given_back(("tokens", "t"), hits=hits), lambda: True))
         )
         assert (answer.overall_code, answer.statuses[0].limit_remaining) == (OK, left)
     ask([("tokens", "t")], hits=60)
@@ -163,7 +163,7 @@ def test_negative_hits_that_an_algorithm_cannot_give_back_are_refused_and_logged
     asked = Asked({"domain": "shop", "descriptors": [{"key": "log", "rate_limit": limit}]})
     for _ in range(2):
         with pytest.raises(Refused, match="hits cannot be given back to the limit of a descriptor"):
-            asyncio.run(asked.method.answer(given_back(("log", "x")), refunds=True))
+            asyncio.run(asked.method.answer(given_back(("log", "x")), lambda: True))
     (line,) = [each for each in caplog.messages if "is_negative_hits" in each]
     assert "to 'log': sliding_log needs their time (logged once)" in line
     assert asked.service.refused == {"hits cannot be given back": 2}
