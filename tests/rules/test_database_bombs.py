@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from ratelimit_mw import ConfigurationError, RateLimiter
+from ratelimit_mw.config.load import LARGEST
 from ratelimit_mw.reload.database import RulesDatabase
 from ratelimit_mw.stores import open_records
 
@@ -29,7 +30,7 @@ BOMBS = [
     pytest.param(text("{a: " * 100_000), id="mappings in mappings"),
     pytest.param(text("- " * 50_000), id="lists in lists without brackets"),
     pytest.param(text("? " * 20_000), id="keys in keys"),
-    pytest.param(text("a: " + "x" * 20_000_000), id="twenty megabytes of one text"),
+    pytest.param(text("a: " + "x" * LARGEST), id="a text longer than a file may be"),
     pytest.param(text("domain: d\nrules:\n" + "  - {name: a, limit: 1 per hour}\n" * 1_000), id="the same rule again"),
     pytest.param(text("domain: d\nrules: [{name: a, limit: " + "9" * 100_000 + " per hour}]"), id="a huge number"),
     pytest.param(text("domain: " + "1:" * 50_000 + "1"), id="a number to the base of sixty"),
