@@ -3,6 +3,7 @@
 This package is internal: its names may change in any release.
 """
 
+import errno
 import sys
 from enum import IntEnum
 
@@ -29,6 +30,11 @@ def main() -> None:
     """Run the command that `sys.argv` names, and exit with its code."""
     try:
         _run()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"ratelimit-mw: the output can't be written: {error}\n")
+        raise SystemExit(Exit.PROBLEMS) from None
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:

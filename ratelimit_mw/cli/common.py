@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ratelimit_mw.cli import Exit
-from ratelimit_mw.config.load import A_PATH
+from ratelimit_mw.config.load import A_PATH, LARGEST
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
 from ratelimit_mw.foresight.wording import printable, utc
 from ratelimit_mw.identity.address import canonical
@@ -223,10 +223,13 @@ def diagnostics(found: Iterable[tuple[Problem, str]]) -> list[str]:
 
 
 def _source(file: str) -> list[str]:
+    path = Path(file)
     try:
-        return Path(file).read_text("utf-8-sig", errors="replace").split("\n") if file else []
+        if path.is_file() and path.stat().st_size <= LARGEST:  # otherwise no problem has a line
+            return path.read_text("utf-8-sig", errors="replace").split("\n")
     except (OSError, ValueError):
-        return []  # the file can't be read (the problem says why), or it is a name in a database
+        pass  # the file can't be read, and the problem says why
+    return []
 
 
 def _diagnostic(problem: Problem, kind: str, source: Sequence[str]) -> list[str]:

@@ -95,6 +95,11 @@ none.yaml: 1 problem
     assert run("check", "none.yaml") == (1, printed, "")
 
 
+def test_a_file_without_end_is_too_large(run):
+    code, out, _ = run("check", "/dev/zero")
+    assert (code, out) == (1, "/dev/zero: error: larger than 4 MB\n\n/dev/zero: 1 problem\n")
+
+
 def test_several_files_of_which_one_would_not_load(run):
     Path("r.yaml").write_text("domain: shop\n", "utf-8")
     code, printed, _ = run("check", "ratelimits.yaml", "r.yaml", "--json")

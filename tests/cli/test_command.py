@@ -51,6 +51,14 @@ def test_it_is_a_module_too():
     assert ran.stderr == ""
 
 
+def test_an_output_without_space_is_an_error():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ratelimit_mw", "schema"]
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    message = "ratelimit-mw: the output can't be written: [Errno 28] No space left on device\n"
+    assert (ran.returncode, ran.stderr) == (1, message)
+
+
 def test_without_words_it_says_what_there_is():
     ran = command()
     assert ran.returncode == 2
