@@ -138,7 +138,7 @@ class RateLimitMiddleware:
                 await rules.attributes.resolve(request)
             plan = engine.planner.plan(rules, request)
         conclusion = await engine.atake(plan, rules) if engine.waits else engine.take(plan, rules)
-        if isinstance(conclusion, Verdict) and not conclusion.simple:
+        if not (isinstance(conclusion, tuple) or conclusion.simple):
             verdict = conclusion
             request = request or self._request_of(scope, head)
             engine.report(verdict, rules, request)

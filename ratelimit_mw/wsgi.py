@@ -116,7 +116,7 @@ class RateLimitMiddleware:
         planner = engine.planner
         plan = planner.plan_of_head(rules, environ, head) if request is None else planner.plan(rules, request)
         conclusion = engine.take(plan, rules)
-        if isinstance(conclusion, Verdict) and not conclusion.simple:
+        if not (isinstance(conclusion, tuple) or conclusion.simple):
             verdict = conclusion
             request = request or self._request_of(environ, head)
             engine.report(verdict, rules, request)

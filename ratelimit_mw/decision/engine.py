@@ -193,8 +193,10 @@ class Engine:
     def _concluded(self, plan: Plan, reply: ReplyFields, started: float) -> Conclusion:
         """What is concluded on a plan that was executed in one step. It is counted. See `_counted`."""
         simply = plan.shape.simply
-        if simply is not None and not started and reply[1][0][0]:
+        if simply is not None and reply[1][0][0]:
             simply.number += 1
+            if started:
+                self._measure(verdict_of(plan.charges, reply), started, answered=True)
             return reply
         return self._counted(plan, self._verdict(plan, reply), started, certain=reply[2] is not None)
 

@@ -316,7 +316,7 @@ Conclusion: TypeAlias = Verdict | ReplyFields
 
 def verdict_of(charges: Sequence[Charge], conclusion: Conclusion) -> Verdict:
     """The verdict of a conclusion. `charges` are those of the plan."""
-    if isinstance(conclusion, Verdict):
+    if not isinstance(conclusion, tuple):
         return conclusion
     # What `Verdict(charges, reply)` is, in less time: only what differs from the defaults of the class is set.
     verdict = _new(Verdict)

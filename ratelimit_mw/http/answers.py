@@ -208,16 +208,15 @@ class RateFields(Generic[_Text]):
             charges: the charges of the plan. A verdict has its own.
         """
         headers = [*own]
-        over, binding = _NONE, 0
-        if isinstance(conclusion, Verdict):
+        if isinstance(conclusion, tuple):
+            (now, rows, _), binding, over = conclusion, 0, _NONE
+        else:
             binding, charges, rows, now = conclusion.binding, conclusion.charges, conclusion.rows, conclusion.now
             if binding >= 0 and charges[binding].rule.hidden:
                 binding = conclusion.shown
             if binding < 0:
                 return headers
             over = conclusion.over
-        else:
-            now, rows, _ = conclusion
         ours, shortest = self.names, self._shortest
         for name, _ in headers:
             if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
