@@ -5,7 +5,7 @@ and one period long.
 """
 
 from collections.abc import Sequence
-from struct import Struct
+from struct import Struct, error
 
 from ratelimit_mw.algorithms.algorithm import (
     SKIPPED,
@@ -63,7 +63,7 @@ def decide(state: bytes, quota: Quota, cost: int, now: int) -> tuple[Outcome, by
 def admitting(quota: Quota, cost: int) -> Admit:
     """Compile `decide` for requests that are admitted at once. See `Admitting`."""
     period, limit = quota.period, quota.limit
-    pack, unpack, size = _VALUE.pack, _STATE_OF_VALUE.unpack, _VALUE.size
+    pack, unpack = _VALUE.pack, _STATE_OF_VALUE.unpack
     share_of_first = first_share(limit, cost)
     known = 0, 0, 0, b"", b""
 
@@ -76,16 +76,15 @@ def admitting(quota: Quota, cost: int) -> Admit:
             known = begin, end, window, expiry, first
         if not value:
             return (True, limit - cost, end - now + period, 0, 0), first
-        previous, current = 0, cost
-        if len(value) == size:
-            stored_window, stored_previous, stored_current = unpack(value)
-            if stored_window == window:
-                previous = stored_previous
-                current += stored_current
-            elif stored_window == window - 1:
-                previous = stored_current
-            elif stored_window > window:  # the clock stepped back
+        try:
+            written, previous, current = unpack(value)
+        except error:  # another size
+            return None
+        if written != window:
+            if written > window:  # the clock stepped back
                 return None
+            previous, current = current if written == window - 1 else 0, 0
+        current += cost
         left, rest = limit - current, end - now
         if previous:
             left -= -(-previous * rest // period)
