@@ -334,6 +334,8 @@ class Attributes:
             return self.digest
 
         def digest(value: str) -> str:
+            if "." not in value and ":" not in value:  # it has no signature
+                return self._digested(value)
             spelling = reduced(value)
             if is_session(spelling):
                 self._once(logger.warning, _SESSION, name)
