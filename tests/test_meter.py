@@ -210,8 +210,22 @@ def test_how_long_a_request_has_waited_before_it_came(text, peer, least, most):
     assert least <= time_in_queue(request, from_proxy) <= most
 
 
-def test_the_processor_s_share_is_that_of_a_core():
-    processor = Processor()
+def test_the_processor_s_share_is_that_of_a_core_or_of_the_control_group_s_quota(tmp_path):
+    stat, quota = tmp_path / "cpu.stat", tmp_path / "cpu.max"
+    stat.write_text("usage_usec 1000000\nuser_usec 1\n")
+    quota.write_text("400000 100000\n")  # four cores
+    start = time.monotonic()
+    processor = Processor(tmp_path)
+    assert processor.share(start) == 0.0
+    stat.write_text("usage_usec 30001000000\nuser_usec 1\n")
+    assert processor.share(start + 10_000) == pytest.approx(0.75, abs=0.01)
+    quota.write_text("max 100000\n")
+    stat.write_text("usage_usec 90001000000\nuser_usec 1\n")
+    assert processor.share(start + 20_000) < 0.1
+
+
+def test_where_there_are_no_control_groups_the_process_s_own_time_tells(tmp_path):
+    processor = Processor(tmp_path / "nowhere")
     start = time.monotonic()
     spent = time.process_time() + 0.2
     while time.process_time() < spent:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from math import exp, inf
+from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -15,28 +16,62 @@ from ratelimit_mw.process_local import lazy, lock, reset_after_fork
 from ratelimit_mw.settings import LoadSettings
 
 _MIN_INTERVAL = 0.5  # seconds between two readings; the processor's clocks are too coarse for a shorter interval
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Processor:
     """Measures the share of the processor in use, from 0 to 1, over half a second or more.
 
-    It is the CPU time of the process relative to one core, because Python hardly uses more. The share is 0 until there
-    are two readings to compare.
+    It is the greater of two shares. The first is the CPU time of the process relative to one core, because Python
+    hardly uses more. The second is the CPU time of its control group relative to the quota of that group, if it has
+    one (Linux, cgroup v2). The share is 0 until there are two readings to compare.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cgroup: Path | None = None) -> None:
+        self._cgroup = _own_cgroup() if cgroup is None else cgroup
         self._at = time.monotonic()
         self._process = time.process_time()
+        self._group = self._group_seconds()
         self._share = 0.0
 
     def share(self, now: float) -> float:
         """The share in use. `now` is in seconds of the monotonic clock."""
         elapsed = now - self._at
         if elapsed >= _MIN_INTERVAL:
-            process = time.process_time()
-            self._share = min((process - self._process) / elapsed, 1.0)
-            self._at, self._process = now, process
+            process, group = time.process_time(), self._group_seconds()
+            share = (process - self._process) / elapsed
+            cores = self._cores()
+            if cores and group is not None and self._group is not None:
+                share = max(share, (group - self._group) / elapsed / cores)
+            self._share = min(max(share, 0.0), 1.0)
+            self._at, self._process, self._group = now, process, group
         return self._share
+
+    def _group_seconds(self) -> float | None:
+        for line in _read(self._cgroup / "cpu.stat").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "usage_usec":
+                return int(value) / 1e6
+        return None
+
+    def _cores(self) -> float:
+        """The number of cores that the group may use; 0 if it is not limited."""
+        quota, _, period = _read(self._cgroup / "cpu.max").strip().partition(" ")
+        return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else 0.0
+
+
+def _own_cgroup() -> Path:
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        if line.startswith("0::/"):
+            return _CGROUP / line.removeprefix("0::/")
+    return _CGROUP
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):  # not Linux, or not readable
+        return ""
 
 
 EASES = 0.02
