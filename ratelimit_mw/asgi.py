@@ -149,7 +149,7 @@ class RateLimitMiddleware:
                     request.context = detached_scope(scope)
                 return
             await _turn(verdict)  # of a service: other rules that delay requests are special
-        handle = AsyncHandle(conclusion, self._limiter, request, answers, scope, head, plan.charges)
+        handle = AsyncHandle(conclusion, self._limiter, request, answers, scope, head, plan)
         scope["ratelimit"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:

@@ -17,7 +17,7 @@ from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.kill_switch import Switch
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.storage import Storage
-from ratelimit_mw.decision.verdict import Verdict, verdict_of
+from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import logger
@@ -182,7 +182,7 @@ class RateLimiter:
         if self._unexamined:
             self._examine_loop("check")
         rules, plan = self._plan(attributes, cost, domain, named)
-        verdict = verdict_of(plan.charges, self.engine.take(plan, rules))
+        verdict = plan.verdict_of(self.engine.take(plan, rules))
         return self._checked(verdict, rules, attributes)
 
     async def acheck(
@@ -190,7 +190,7 @@ class RateLimiter:
     ) -> Decision:
         """Do what `check` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain, named)
-        verdict = verdict_of(plan.charges, await self.engine.atake(plan, rules))
+        verdict = plan.verdict_of(await self.engine.atake(plan, rules))
         return self._checked(verdict, rules, attributes)
 
     def check_lists(

@@ -124,7 +124,7 @@ class RateLimitMiddleware:
                 return self._deny(rules, verdict, request, start_response)
             if verdict.delay:  # of a service: other rules that delay requests are special
                 time.sleep(verdict.delay / SECOND)
-        handle = BlockingHandle(conclusion, self.limiter, request, answers, environ, head, plan.charges)
+        handle = BlockingHandle(conclusion, self.limiter, request, answers, environ, head, plan)
         environ["ratelimit.decision"] = handle
         app = self.app  # to call what an attribute holds takes longer than to read and then call it
         try:

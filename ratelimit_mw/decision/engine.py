@@ -16,7 +16,7 @@ from ratelimit_mw.decision.denials import DENIALS, DenialLog
 from ratelimit_mw.decision.planning import Plan, Planner, Refusal
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Storage
-from ratelimit_mw.decision.verdict import Conclusion, Verdict, verdict_of
+from ratelimit_mw.decision.verdict import Conclusion, Verdict
 from ratelimit_mw.decision.waiting import (
     Waiting,
     WaitingPlace,
@@ -144,13 +144,13 @@ class Engine:
             commit: whether to charge; False only looks (`peek`).
         """
         if commit:
-            return verdict_of(plan.charges, self.take(plan, rules))
+            return plan.verdict_of(self.take(plan, rules))
         return drive(self.storage.store, self._steps(plan, rules, commit))
 
     async def aexecute(self, plan: Plan, rules: Rules, commit: bool = True) -> Verdict:
         """The awaitable twin of `execute`."""
         if commit:
-            return verdict_of(plan.charges, await self.atake(plan, rules))
+            return plan.verdict_of(await self.atake(plan, rules))
         return await adrive(self.storage.store, self._steps(plan, rules, commit))
 
     def take(self, plan: Plan, rules: Rules) -> Conclusion:
@@ -196,7 +196,7 @@ class Engine:
         if simply is not None and reply[1][0][0]:
             simply.number += 1
             if started:
-                self._measure(verdict_of(plan.charges, reply), started, answered=True)
+                self._measure(plan.verdict_of(reply), started, answered=True)
             return reply
         return self._counted(plan, self._verdict(plan, reply), started, certain=reply[2] is not None)
 
@@ -211,7 +211,7 @@ class Engine:
                 return plan.concluded(reply)
             if remaining < least and place not in shadows:
                 binding, least = place, remaining
-        verdict = verdict_of(plan.charges, reply)
+        verdict = plan.verdict_of(reply)
         verdict.binding = binding
         return verdict
 

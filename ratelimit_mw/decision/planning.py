@@ -12,7 +12,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
-from ratelimit_mw.decision.verdict import ServiceVerdict, Verdict
+from ratelimit_mw.decision.verdict import Conclusion, ServiceVerdict, Verdict
 from ratelimit_mw.identity.http_request import RequestHead
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import Once, logger
@@ -34,6 +34,7 @@ def whole(cost: object) -> int:
     return min(int(cost), _MAX_COST)
 
 
+_new = object.__new__
 _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
 _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
 
@@ -55,7 +56,7 @@ class Shape:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("decide", "direct", "held", "passes", "place", "plain", "shadows", "simply", "single")
+    __slots__ = ("decide", "direct", "held", "passes", "place", "plain", "shadows", "simply", "single", "size")
 
     def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
         shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
@@ -70,6 +71,8 @@ class Shape:
         """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""
         self.single = self.plain and len(charges) == 1 and not (charges[0].rule.hidden or charges[0].ask.quota.waits)
         """Whether the plan is plain, and has one counter, which headers show and no request waits for."""
+        self.size = charges[0].ask.quota.shown_size if self.single else 0
+        """The limit of the only counter, as headers show it. The charges of a plan are not read for it."""
         self.shadows: Sequence[int] = shadows
         """The indices of the asks that are shadows."""
         self.direct = direct and bool(charges) and not any(charges[place].rule.quota_group for place in shadows)
@@ -104,6 +107,20 @@ class Plan:
     def concluded(self, reply: Any) -> Verdict:
         """The verdict by the reply of the store."""
         return Verdict(self.charges, reply)
+
+    def verdict_of(self, conclusion: Conclusion) -> Verdict:
+        """The verdict of what was concluded on this plan."""
+        if not isinstance(conclusion, tuple):
+            return conclusion
+        # What `concluded` makes, in less time: only what differs from the defaults of the class is set.
+        verdict = _new(Verdict)
+        verdict.charges = self.charges
+        verdict.now, verdict.rows, _ = conclusion
+        return verdict
+
+
+NO_PLAN = Plan((), (), Shape(()))
+"""In place of the plan of a request whose verdict is known."""
 
 
 class ServicePlan(Plan):

@@ -27,7 +27,6 @@ _NO_REPLY = Reply(0, ())
 _NONE: frozenset[int] = frozenset()
 _POLICIES = Decision._fields.index("policies")
 _decision = partial(tuple.__new__, Decision)
-_new = object.__new__
 
 Reason = Literal["limited", "banned", "unavailable", "blocked", "shed"]
 """Why a request is denied.
@@ -310,19 +309,8 @@ class Verdict:
 Conclusion: TypeAlias = Verdict | ReplyFields
 """What is concluded on a request: the verdict, or the reply of the store if a `single` plan is admitted.
 
-`verdict_of` makes the verdict of such a reply when it is read, because most apps read none.
+`Plan.verdict_of` makes the verdict of such a reply when it is read, because most apps read none.
 """
-
-
-def verdict_of(charges: Sequence[Charge], conclusion: Conclusion) -> Verdict:
-    """The verdict of a conclusion. `charges` are those of the plan."""
-    if not isinstance(conclusion, tuple):
-        return conclusion
-    # What `Verdict(charges, reply)` is, in less time: only what differs from the defaults of the class is set.
-    verdict = _new(Verdict)
-    verdict.charges = charges
-    verdict.now, verdict.rows, _ = conclusion
-    return verdict
 
 
 class ServiceVerdict(Verdict):

@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.bodies import BodyContent, filled, format_of, is_constant, preferred
-from ratelimit_mw.decision.verdict import Conclusion, Reason, Verdict, verdict_of
+from ratelimit_mw.decision.planning import NO_PLAN, Plan
+from ratelimit_mw.decision.verdict import Conclusion, Reason, Verdict
 from ratelimit_mw.http.handler import DenialHandler
 from ratelimit_mw.identity.request import Request
-from ratelimit_mw.model import NEVER, SECOND, Charge, Outcome, Quota, Rule
+from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Row, Rule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import HeaderNames
 from ratelimit_mw.units import spell_period
@@ -137,7 +138,6 @@ _Text = TypeVar("_Text", bound=str | bytes)
 
 _MOST_NUMBERS = 4096
 _ROUNDED_UP = SECOND - 1
-_NONE: frozenset[int] = frozenset()
 
 
 class _Lines(dict[int, tuple[_Text, _Text]]):
@@ -196,7 +196,7 @@ class RateFields(Generic[_Text]):
         self._shortest = min(map(len, self.names), default=0)
 
     def add(
-        self, own: Iterable[tuple[_Text, _Text]], conclusion: Conclusion, charges: Sequence[Charge] = ()
+        self, own: Iterable[tuple[_Text, _Text]], conclusion: Conclusion, plan: Plan = NO_PLAN
     ) -> list[tuple[_Text, _Text]]:
         """A new list with the app's own headers and, if a counter binds that is not hidden, the rate-limit headers.
 
@@ -205,36 +205,38 @@ class RateFields(Generic[_Text]):
         Args:
             own: the app's own headers.
             conclusion: what was concluded on the request.
-            charges: the charges of the plan. A verdict has its own.
+            plan: the plan, if the conclusion is no verdict.
         """
         headers = [*own]
+        row: Row
         if isinstance(conclusion, tuple):
-            (now, rows, _), binding, over = conclusion, 0, _NONE
+            (now, (row,), _), size, over = conclusion, plan.shape.size, None
         else:
-            binding, charges, rows, now = conclusion.binding, conclusion.charges, conclusion.rows, conclusion.now
+            binding, charges, now = conclusion.binding, conclusion.charges, conclusion.now
             if binding >= 0 and charges[binding].rule.hidden:
                 binding = conclusion.shown
             if binding < 0:
                 return headers
-            over = conclusion.over
+            row, quota = conclusion.rows[binding], charges[binding].ask.quota
+            size, over = quota.shown_size, quota.over if binding in conclusion.over else None
         ours, shortest = self.names, self._shortest
         for name, _ in headers:
             if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
                 return headers
         if self._classic:
-            _, remaining, reset, _, _ = rows[binding]
+            _, remaining, reset, _, _ = row
             if self._epoch:
                 reset += now
             headers += (
-                self._limits[charges[binding][1][1].shown_size],  # an index is faster than the name of a field
+                self._limits[size],
                 (self._remaining, self._number % remaining),
                 self._resets[(reset + _ROUNDED_UP) // SECOND],
             )
-            if over and binding in over:
-                headers.append((self._over, self._value(str(charges[binding].ask.quota.over))))
+            if over is not None:
+                headers.append((self._over, self._value(over)))
         if self._draft:
             value = self._value
-            reported = self._policies.reported(verdict_of(charges, conclusion)).values()
+            reported = self._policies.reported(plan.verdict_of(conclusion)).values()
             policies = ", ".join([policy.policy_item for policy, _ in reported])
             limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
             headers += (self._policy, value(policies)), (self._rate_limit, value(limits))

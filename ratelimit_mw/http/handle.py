@@ -6,14 +6,14 @@ from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ratelimit_mw.decision.planning import whole
+from ratelimit_mw.decision.planning import NO_PLAN, Plan, whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
-from ratelimit_mw.decision.verdict import Conclusion, Verdict, verdict_of
+from ratelimit_mw.decision.verdict import Conclusion, Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
 from ratelimit_mw.identity.http_request import RequestHead, detached_environ
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.model import SECOND, Charge, Decision
+from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules, require_routes_of
 from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, named_rule
@@ -80,10 +80,10 @@ class RequestHandle:
         answers: Answers[Any],
         context: Any = None,
         head: RequestHead | None = None,
-        charges: Sequence[Charge] = (),
+        plan: Plan = NO_PLAN,
     ) -> None:
-        self._conclusion = conclusion  # with `charges`, it becomes a verdict when that is read
-        self._charges = charges
+        self._conclusion = conclusion  # by `plan`, it becomes a verdict when that is read
+        self._plan = plan
         self._limiter = limiter
         self._made = request  # None: it is made of `context` and `head` when it is read
         self._answers = answers
@@ -92,7 +92,7 @@ class RequestHandle:
 
     @property
     def _verdict(self) -> Verdict:
-        verdict = self._conclusion = verdict_of(self._charges, self._conclusion)
+        verdict = self._conclusion = self._plan.verdict_of(self._conclusion)
         return verdict
 
     @property
@@ -330,7 +330,7 @@ class AsyncHandle(RequestHandle):
         if message["type"] in _STARTS:
             add_headers = self._answers.add_headers
             own = message.get("headers") or ()
-            message = {**message, "headers": add_headers(own, self._binding or self._conclusion, self._charges)}
+            message = {**message, "headers": add_headers(own, self._binding or self._conclusion, self._plan)}
         return respond(message)
 
     charge = RequestHandle.acharge
@@ -355,7 +355,7 @@ class BlockingHandle(RequestHandle):
     ) -> Callable[[bytes], object]:
         """Internal. Start the response of the app with `respond`, with the rate-limit headers."""
         add_headers = self._answers.add_headers
-        added = add_headers(headers, self._binding or self._conclusion, self._charges)
+        added = add_headers(headers, self._binding or self._conclusion, self._plan)
         self.detach(detached_environ(self._context))  # now, because the app has decided who the client is
         # With as many arguments as the app passed, because a server may treat two and three differently.
         write: Callable[[bytes], object] = respond(status, added, exc_info) if exc_info else respond(status, added)
