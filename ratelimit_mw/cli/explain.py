@@ -34,7 +34,7 @@ from ratelimit_mw.cli.routes import Comparison, compare, read_app, with_limits_r
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.foresight.wording import counted
+from ratelimit_mw.foresight.wording import counted, printable
 from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.rules.domains import rule_names
@@ -182,6 +182,7 @@ _COLOURS = {"✗": "red", "✓": "green", "○": "yellow"}
 
 
 def _coloured(line: str) -> str:
+    line = printable(line)
     colour = None if "NO_COLOR" in os.environ else _COLOURS.get(line[:1])
     return line if colour is None else typer.style(line, fg=colour)
 
@@ -201,9 +202,9 @@ def _scope(method: str, target: str, headers: list[str], peer: str | None) -> di
         "type": "http",
         "method": method.upper(),
         "scheme": "http",
-        "path": unquote(path) or "/",
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": [(name.lower().encode(), value.strip().encode()) for name, value in lines],
+        "path": unquote(os.fsencode(path)) or "/",
+        "raw_path": os.fsencode(path),
+        "query_string": os.fsencode(query),
+        "headers": [(os.fsencode(name.lower()), os.fsencode(value.strip())) for name, value in lines],
         "client": (peer, 0) if peer else None,
     }

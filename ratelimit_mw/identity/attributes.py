@@ -204,11 +204,15 @@ class Attributes:
     def request_of(self, given: Arguments | Request) -> Request:
         """Return a request with what `check()` was given. If `given` is a request, it is returned unchanged.
 
-        Raises ValueError for an unknown attribute.
+        Raises ValueError for an unknown attribute, and TypeError for another type.
         """
         if type(given) is dict or isinstance(given, Mapping):  # the second takes much longer
             return self.request_from(given, ignore_unknown=self.accepts_all)
-        return EntriesRequest(given) if isinstance(given, Sequence) else given
+        if isinstance(given, Sequence):
+            return EntriesRequest(given)
+        if not hasattr(given, "several"):  # it is not a request
+            raise TypeError(f"attributes must be a mapping or a list of (key, value) pairs, not {given!r:.80}")
+        return given
 
     def request_from(self, attributes: Mapping[str, object], *, ignore_unknown: bool = False) -> MappingRequest:
         """Return a request that is made of attributes, as `check()` takes them.
@@ -353,6 +357,8 @@ class Attributes:
 
     def _known_name(self, name: str) -> tuple[str | None, bool]:
         """Return the canonical name, or None if it is unknown, and whether sources read the value."""
+        if not isinstance(name, str):
+            raise TypeError(f"the name of an attribute must be a string, not {name!r:.80}")
         canonical = canonical_name(name) if name == "route" or self.known(name) else None
         return canonical, canonical is not None and canonical.startswith(_RAW_PREFIXES)
 

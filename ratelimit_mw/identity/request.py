@@ -189,8 +189,8 @@ class EntriesRequest(MappingRequest):
         self.entries: tuple[Entry, ...] = tuple([_entry(entry) for entry in entries])
 
 
-def _entry(entry: Sequence[str | None]) -> Entry:
-    if isinstance(entry, str) or len(entry) != 2:
+def _entry(entry: object) -> Entry:
+    if isinstance(entry, str) or not isinstance(entry, Sequence) or len(entry) != 2:
         raise ValueError(f"entries must be (key, value) pairs, but one is {entry!r:.80}")
     key, value = entry
     return str(key), "" if value is None else str(value)

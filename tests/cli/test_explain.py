@@ -50,6 +50,18 @@ What would change that, each by itself:
     assert [policy.remaining for policy in after.policies] == [0, 15, 0, 15]  # explaining charged nothing
 
 
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        pytest.param(["get", "/\udcff", "-H", "X-A: \udcff"], "GET /\ufffd from", id="bytes that are not UTF-8"),
+        pytest.param(["get\udcff", "/%1b[31m"], r"GET\udcff /\x1b[31m from", id="what a terminal would obey"),
+    ],
+)
+def test_any_bytes_may_stand_in_a_request(run, words, first):
+    code, printed, _ = run("explain", *words)
+    assert (code, printed[: len(first)]) == (0, first)
+
+
 # The words after `explain`, the first line, and the lines of the rules.
 @pytest.mark.parametrize(
     ("words", "first", "rules"),

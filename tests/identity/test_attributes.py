@@ -1,5 +1,7 @@
 """The names that rules speak of, and the same values whichever way a request comes in."""
 
+import re
+
 import pytest
 
 from ratelimit_mw.identity.attributes import Attributes
@@ -129,3 +131,19 @@ def test_python_sources_see_nothing_of_what_is_given_by_hand():
 
 def test_settings_without_a_secret_still_make_attributes():
     assert Attributes(settings(secret="")).digest("a") != attributes().digest("a")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (None, TypeError, "attributes must be a mapping or a list of (key, value) pairs, not None"),
+        ({"ip"}, TypeError, "attributes must be a mapping or a list of (key, value) pairs, not {'ip'}"),
+        ({5: "x"}, TypeError, "the name of an attribute must be a string, not 5"),
+        ([5], ValueError, "entries must be (key, value) pairs, but one is 5"),
+        (b"ip", ValueError, "entries must be (key, value) pairs, but one is 105"),
+    ],
+)
+def test_what_is_no_attributes_is_an_error_that_says_what_is_right(given, error, message):
+    known = attributes()
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        known.request_of(given)
