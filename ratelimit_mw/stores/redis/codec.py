@@ -308,10 +308,7 @@ def converse(requests: Sequence[StoreRequest], now: int | None, known: set[bytes
     """
     message = encode(requests, now)
     digest = message.script.digest
-    if digest in known:
-        (reply,) = yield ((b"EVALSHA", digest, *message.arguments),)
-    else:
-        (reply,) = yield (script_call(message, by_name=False),)
+    (reply,) = yield (script_call(message, by_name=digest in known),)
     if isinstance(reply, Exception):
         if is_unknown_script(reply):
             (reply,) = yield (script_call(message, by_name=False),)

@@ -218,7 +218,7 @@ class BlockingConnection(ABC):
         late = False
         replies: list[object] = []
         try:
-            sock.settimeout(max(deadline - time.monotonic(), GRACE))
+            _limit(sock, max(deadline - GRACE - time.monotonic(), GRACE))
             sock.sendall(self._pack(pipeline))
             while len(replies) < len(pipeline):
                 left = deadline - GRACE - time.monotonic()
@@ -226,7 +226,7 @@ class BlockingConnection(ABC):
                     if late:
                         raise NoAnswer(NO_ANSWER)
                     late, left = True, GRACE  # only once, because a slow reply could extend it again and again
-                sock.settimeout(left)
+                _limit(sock, left)
                 try:
                     data = sock.recv(_READ_SIZE)
                 except TimeoutError as error:
@@ -258,6 +258,16 @@ class BlockingConnection(ABC):
         with selectors.DefaultSelector() as selector:
             selector.register(sock, selectors.EVENT_READ)
             return not selector.select(0)  # no reply is expected, so readable means closed
+
+
+def _limit(sock: Any, seconds: float) -> None:
+    """Let the socket wait for `seconds`, more or less half of the grace.
+
+    It is mostly set already. To set it is a call of the system, during which another thread takes the interpreter.
+    """
+    known = sock.gettimeout()
+    if not known or abs(seconds - known) > GRACE / 2:
+        sock.settimeout(seconds)
 
 
 def _one_pipeline(pipeline: Sequence[Command]) -> Any:

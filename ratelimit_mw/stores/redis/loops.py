@@ -247,6 +247,7 @@ class LoopBatcher:
         for future, reply in answered:
             if future.done():  # a task before has cancelled it
                 continue
+            # A list of pairs or None, also in Python 3.14. It is copied, because it may be the own list of the future.
             callbacks: Any = list(future._callbacks or ())  # noqa: SLF001  there is no public name
             for callback, _ in callbacks:
                 future.remove_done_callback(callback)
