@@ -26,7 +26,7 @@ from ratelimit_mw.process_local import workers_of_server
 from ratelimit_mw.reload.controls import Setting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import innermost, kind_of, open_store, with_domain
+from ratelimit_mw.stores import kind_of, open_store, with_domain
 
 State = Literal["ok", "note", "wrong"]
 """`note`: it may be wrong, which the command cannot know."""
@@ -141,8 +141,7 @@ def _server(setup: Setup) -> Iterator[Finding]:
         return
     from ratelimit_mw.stores.redis.records import CommandClient  # late: most commands need no server
 
-    # The wrappers do not connect, and remember denials.
-    store, domain = innermost(open_store(replace(setup.storage, timeout=_PATIENCE))), setup.rules.domain
+    store, domain = open_store(replace(setup.storage, timeout=_PATIENCE)), setup.rules.domain
     client, ask = CommandClient(setup.storage.url), Ask(f"{domain}:doctor", Quota("fixed_window", 1_000_000, SECOND))
     with closing(store), closing(client):
         store.connect(domain)

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ratelimit_mw.algorithms.concurrency import PERIOD
@@ -24,13 +23,10 @@ from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
 from ratelimit_mw.reload.source import starting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import Store, innermost, open_store, with_bans, with_domain, with_leases_and_shards
+from ratelimit_mw.stores import Stack, Store, open_store, with_domain
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.tally import Tally
 from ratelimit_mw.units import spell_duration
-
-if TYPE_CHECKING:
-    from ratelimit_mw.stores.lease_store import Leases
 
 _MAX_PER_CALL = 100
 """The most counters in one call, so that no call occupies the store for long."""
@@ -226,22 +222,20 @@ class Storage:
         self.url = with_domain(given if isinstance(given, str) else settings.url, rules.parts[0].domain)
         """The URL of the store. If a store object was given, the URL in the rules."""
         self._owned = given is None or isinstance(given, str)
-        self._interval = settings.interval
         self._required = settings.required
         self._domain = rules.parts[0].domain
-        self._clock = clock
-        self._leases: Leases | None = None
         self.tally = Tally()
         """Counts what the limiter does."""
         self.bans = BanLog(rules.client.secret, self.tally)
-        self.store = _opened(replace(settings, url=self.url, trial=rules.asking or ""), given, clock)
-        self._server = innermost(self.store)
+        self._server = _opened(replace(settings, url=self.url, trial=rules.asking or ""), given, clock)
         if self._server.decides is not (rules.asking is not None):
             raise ConfigurationError([_MISFIT])
         self.tally.store = self.url.partition(":")[0] if self._owned else type(self._server).__name__
         self.tally.counters = self._counters
         self.tally.late = lambda: self._server.late_requests
-        self.local: Store = MemoryStore(max_counters=settings.max_counters, clock=clock)
+        begun = self.bans.begun
+        self._stack = Stack(self._server, clock, begun, interval=settings.interval, cached=self._owned)
+        self._local = Stack(MemoryStore(max_counters=settings.max_counters, clock=clock), clock, begun)
         self.wrap_for(rules)
         self.in_flight = InFlight(self.store, clock)
         self.in_flight_here = InFlight(self.local, clock)
@@ -251,11 +245,7 @@ class Storage:
 
     def wrap_for(self, rules: Rules) -> None:
         """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""
-        quotas = rules.quotas
-        self.store, leases = with_leases_and_shards(self.store, quotas, self._clock, interval=self._interval)
-        self._leases = leases or self._leases
-        self.store = with_bans(self.store, quotas, self.bans.begun)
-        self.local = with_bans(self.local, quotas, self.bans.begun)
+        self.store, self.local = self._stack.wrapped(rules.quotas), self._local.wrapped(rules.quotas)
 
     def connect(self) -> None:
         """Connect to the store for threads.
@@ -278,24 +268,24 @@ class Storage:
 
     def settle(self) -> None:
         """Return all leases, and charge what was spent on account. What fails is tried again later."""
-        if self._leases:
-            self._leases.settle()
+        if self._stack.leases:
+            self._stack.leases.settle()
 
     def close(self) -> None:
         """Return unused leases and close the store, unless it was passed in as an object."""
         self._stop()
         if self._owned:
             self.store.close()
-        elif self._leases:
-            self._leases.finish()
+        elif self._stack.leases:
+            self._stack.leases.finish()
 
     async def aclose(self) -> None:
         """The awaitable twin of `close`."""
         self._stop()
         if self._owned:
             await self.store.aclose()
-        elif self._leases:
-            await self._leases.afinish()
+        elif self._stack.leases:
+            await self._stack.leases.afinish()
 
     def _stop(self) -> None:
         self.in_flight.stop()

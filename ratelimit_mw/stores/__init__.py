@@ -4,7 +4,7 @@ This package is internal: its names may change in any release.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -13,7 +13,7 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import Invalid, nearest, quoted
 from ratelimit_mw.model import Quota
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import MemoryRecords, Records, Store
+from ratelimit_mw.stores.base import MemoryRecords, Records, Store, Wrapper
 from ratelimit_mw.stores.denials import BanBegun, Bans, DenyCache
 
 if TYPE_CHECKING:
@@ -147,13 +147,13 @@ def with_domain(url: str, domain: str) -> str:
 
 
 def open_store(settings: StorageSettings, clock: Clock | None = None) -> Store:
-    """The store that `settings.url` names. It connects on first use.
+    """The store that `settings.url` names, without wrappers. It connects on first use.
 
     Raises:
         ValueError: the URL does not name a store.
     """
     store: Store = resolve_name(kind_of(settings.url).opens)(settings, clock)  # late: redis-py is slow to import
-    return DenyCache(store, clock=clock) if store.remote else store
+    return store
 
 
 def open_records(url: str) -> Records:
@@ -163,52 +163,46 @@ def open_records(url: str) -> Records:
     return records
 
 
-def with_leases_and_shards(
-    store: Store, quotas: Sequence[Quota], clock: Clock | None = None, *, interval: float = 1.0
-) -> "tuple[Store, Leases | None]":
-    """Wrap `store` with leases and with shards, if one of `quotas` needs them and it has none yet.
+class Stack:
+    """A store and the wrappers that rules need: from below shards, leases, bans, and the deny cache.
 
-    Bans and the deny cache stay outermost, and leases are above shards.
-
-    Returns:
-        The store to ask, and the leases that must be settled at the end (None if `quotas` need none).
+    Args:
+        store: the store.
+        clock: the user's clock; None for the system's.
+        begun: is called for each ban that begins.
+        interval: the seconds between two settlements of leases.
+        cached: whether denials by a store that is called over a network are cached.
     """
-    leased = any(quota.consistency != "strict" for quota in quotas)
-    sharded = any(quota.shards > 1 for quota in quotas)
-    if not (leased or sharded):
-        return store, None
-    if isinstance(store, Bans | DenyCache):
-        store.beneath, leases = with_leases_and_shards(store.beneath, quotas, clock, interval=interval)
-        return store, leases
-    if not store.remote:  # no network calls to save, and no nodes to spread counters over
-        return store, None
-    from ratelimit_mw.stores.lease_store import Leases  # imported on demand: most rules are strict
-    from ratelimit_mw.stores.shards import Shards
 
-    leases = store if isinstance(store, Leases) else None
-    beneath = leases.beneath if leases else store
-    if sharded and not isinstance(beneath, Shards):
-        beneath = Shards(beneath)
-    if leases:
-        leases.beneath = beneath
-    elif leased:
-        leases = Leases(beneath, clock, interval=interval)
-    return leases or beneath, leases
+    def __init__(
+        self, store: Store, clock: Clock | None, begun: BanBegun, *, interval: float = 1.0, cached: bool = False
+    ) -> None:
+        self.store = store
+        self._clock = clock
+        self._begun = begun
+        self._interval = interval
+        self._shards: Wrapper | None = None
+        self.leases: Leases | None = None
+        """What must be settled at the end; None if no rule has needed leases."""
+        self._bans: Bans | None = None
+        self._cache = DenyCache(store, clock=clock) if cached and store.remote else None
 
+    def wrapped(self, quotas: Sequence[Quota]) -> Store:
+        """Return the store with the wrappers that `quotas` need, and those that others have needed."""
+        # Without network calls, leases save nothing. Leases and shards are imported late: most rules need none.
+        if self.store.remote and not self._shards and any(quota.shards > 1 for quota in quotas):
+            from ratelimit_mw.stores.shards import Shards
 
-def innermost(store: Store) -> Store:
-    """The store beneath the bans and the deny cache."""
-    while isinstance(store, Bans | DenyCache):
-        store = store.beneath
-    return store
+            self._shards = Shards(self.store)
+        if self.store.remote and not self.leases and any(quota.consistency != "strict" for quota in quotas):
+            from ratelimit_mw.stores.lease_store import Leases
 
-
-def with_bans(store: Store, quotas: Iterable[Quota], begun: BanBegun) -> Store:
-    """Wrap `store` with bans if one of `quotas` needs them and it has none yet. The deny cache stays outermost.
-
-    `begun` is called for each new ban.
-    """
-    if isinstance(store, DenyCache):
-        store.beneath = with_bans(store.beneath, quotas, begun)
-        return store
-    return Bans(store, begun) if not isinstance(store, Bans) and any(quota.penalty for quota in quotas) else store
+            self.leases = Leases(self.store, self._clock, interval=self._interval)
+        if not self._bans and any(quota.penalty for quota in quotas):
+            self._bans = Bans(self.store, self._begun)
+        outermost = self.store
+        for wrapper in (self._shards, self.leases, self._bans, self._cache):
+            if wrapper is not None:
+                wrapper.beneath = outermost
+                outermost = wrapper
+        return outermost

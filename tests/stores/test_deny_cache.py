@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ratelimit_mw import ManualClock
 from ratelimit_mw.model import NEVER, Ask, Quota
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import open_store
+from ratelimit_mw.stores import Stack, open_store
 from ratelimit_mw.stores.base import DECIDE, Intent, forget_request
 from ratelimit_mw.stores.denials import LRU, DenyCache
 from ratelimit_mw.stores.memory import MemoryStore
@@ -200,8 +200,12 @@ def test_it_never_says_another_thing_than_the_store(algorithm, steps):
         clock.advance(wait)
 
 
+def opened(url):
+    return Stack(open_store(StorageSettings(url, timeout=5.0)), None, lambda *said: None, cached=True).wrapped(())
+
+
 def test_it_stands_before_every_shared_store_by_default(any_server):
-    store = open_store(StorageSettings(url=any_server.url))
+    store = opened(any_server.url)
     exhaust(store, period=3600)
     with any_server.client() as client:
         before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -219,7 +223,7 @@ def test_a_denial_in_a_batch_of_tasks_is_remembered(any_server):
         return await asyncio.gather(*(store.reply_to((row, DECIDE)) for _ in range(3)))
 
     async def run(row):
-        store = open_store(StorageSettings(any_server.url, timeout=5.0))
+        store = opened(any_server.url)
         try:
             await replies(store, row)
             return [reply.only for reply in await replies(store, row)]
