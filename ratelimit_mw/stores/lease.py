@@ -94,12 +94,11 @@ class Lease:
     def ask_for(self, ask: Ask, now: int) -> int:
         """What to ask the store for at the local time `now`, so that the lease covers `ask` and some more.
 
-        A lease that is not valid or on account ends. The caller passes the reply to `fill`.
+        The lease must owe nothing. The caller passes the reply to `fill`.
         """
-        if self.on_account or self.quota != ask.quota or not self.since <= now < self.until:
-            self.end()
-            self.quota = ask.quota
-        self.since, self.cost, self.amount, self.uncertain = now, ask.cost, ask.cost, self.flying
+        self.end()
+        self.quota, self.since, self.cost, self.amount = ask.quota, now, ask.cost, ask.cost
+        self.uncertain = self.flying
         if not self.on_account:
             self.amount += min(max(self.spent, self.before), max(self.in_store - ask.cost, 0) // PART)
         return self.amount
@@ -113,18 +112,15 @@ class Lease:
         if not outcome.allowed:
             self.closed = not self.cost <= outcome.remaining < self.amount
             return
-        start, end = unit(self.quota, now)
-        if self.start != start:
-            self.owe(self.start, self.room)
-            self.start, self.room = start, 0
+        self.owe(self.start, self.room)  # what was put back since the store was asked
+        self.start, end = unit(self.quota, now)
         self.until = self.since + min(end - now, most)
         self.offset, self.resets = now - self.since, now + outcome.reset_after
-        self.room += self.amount
         if self.on_account:
             self.uncharged = max(outcome.remaining - self.uncertain, 0)
-            self.room += self.uncharged
         else:
             self.closed = outcome.remaining < PART
+        self.room = self.amount + self.uncharged
 
     def end(self) -> None:
         """End the lease. What must be settled becomes owed."""

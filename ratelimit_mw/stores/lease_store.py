@@ -172,8 +172,10 @@ class Leases(Wrapper):
                     self._next_turn = now + self._microseconds
                 claims, lacking = self.ledger.claim(asks, now)
                 busy = next((lease.busy for lease in lacking if lease.busy), None)
-                owing = [lease for lease in lacking if lease.owes and (lease.on_account or lease.closed)]
+                owing = [lease for lease in lacking if lease.owes]
                 filling = UnderWay(lacking) if lacking and not (busy or owing) else None
+                pairs = lacking.items() if filling else ()
+                away = [ask._replace(cost=lease.ask_for(ask, now), shadow=len(pairs) > 1) for lease, ask in pairs]
             if not lacking:
                 return claims
             if not self._clock:
@@ -183,23 +185,19 @@ class Leases(Wrapper):
             elif owing:
                 yield from self._settle(owing)
             elif filling:
-                yield from self._fill(filling, list(lacking.values()), now)
+                yield from self._fill(filling, away)
 
-    def _fill(self, filling: UnderWay, asks: Sequence[Ask], now: int) -> Steps[None]:
-        """Ask the store for what these asks cost and for more. Each lease is filled by itself."""
-        leases = filling.leases
+    def _fill(self, filling: UnderWay, asks: Sequence[Ask]) -> Steps[None]:
+        """Ask the store for what leases lack. Each is filled by itself."""
         try:
+            reply: Reply = yield asks, DECIDE
             with self.guard:
-                amounts = [lease.ask_for(ask, now) for lease, ask in zip(leases, asks, strict=True)]
-            pairs = zip(asks, amounts, strict=True)
-            reply: Reply = yield [ask._replace(cost=amount, shadow=len(asks) > 1) for ask, amount in pairs], DECIDE
-            with self.guard:
-                for lease, amount, outcome in zip(leases, amounts, reply.outcomes, strict=True):
+                for lease, ask, outcome in zip(filling.leases, asks, reply.outcomes, strict=True):
                     now = time_of(reply.now, lease.key)
                     if lease.busy is filling:
                         lease.fill(outcome, now, 2 * self._microseconds)
                     elif outcome.allowed:  # another request did not wait any longer
-                        lease.owe(unit(lease.quota, now)[0], amount)
+                        lease.owe(unit(lease.quota, now)[0], ask.cost)
         finally:
             with self.guard:
                 filling.end()

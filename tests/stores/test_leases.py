@@ -312,6 +312,19 @@ def test_a_share_that_ended_meanwhile_gives_back_what_a_denied_request_had_of_it
     assert store.taken(local) == 40 / 2 + 1
 
 
+def test_what_a_denied_request_puts_back_while_the_lease_is_filled_is_not_lost(leases, store):
+    local, strict = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict"), 6)
+    admitted(leases, local, HOT + 1)
+    mixed = leases.asked(([local._replace(cost=HOT), strict], DECIDE))
+    call = next(mixed)  # takes all that is left of the lease
+    filling = leases.asked(([local], DECIDE))
+    reply = store.ask(next(filling))
+    assert not finished(mixed, store, store.ask(call)).admits([local, strict])
+    assert finished(filling, store, reply).admits([local])
+    leases.close()
+    assert store.taken(local) == HOT + 2
+
+
 def test_a_shadow_takes_part_and_never_denies(leases, store):
     asks = [Ask("d:a:{x}", quota(1_000)), Ask("d:s:{x}", quota(30), 1, shadow=True)]
     replies = [leases.decide(asks) for _ in range(50)]
