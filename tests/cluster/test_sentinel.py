@@ -60,7 +60,7 @@ def test_a_connection_to_a_master_turned_replica_is_dropped_at_its_first_refusal
     """Even where nobody closed it, and the refusal came from inside the script."""
     store = opened(fresh_sentinels.url)
     assert remaining(store, "threads") == 99
-    connection = store.beneath._threads._connection
+    connection = store._threads._connection
     fresh_sentinels.master.admin.replicaof("127.0.0.1", fresh_sentinels.replica.port)
     with pytest.raises(StoreUnavailable, match="READONLY"):
         store.decide([ASK])

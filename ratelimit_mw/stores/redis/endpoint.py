@@ -10,8 +10,8 @@ import contextlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import redis.asyncio.connection
@@ -29,6 +29,8 @@ from ratelimit_mw.stores.redis.connection import (
     StreamingConnection,
 )
 from ratelimit_mw.stores.redis.faults import mismatch, refusal, unavailable
+
+T = TypeVar("T")
 
 _URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 
@@ -73,6 +75,20 @@ def redirection(error: str) -> Address | None:
     if error.count(" ") != 2 or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65_536):
         return None
     return host, int(port)
+
+
+def first_answer(addresses: Iterable[Address], ask: Callable[[Address], T]) -> T:
+    """What `ask` returns for the first address for which it does not raise StoreUnavailable.
+
+    Raises StoreUnavailable, for the last address, if there is none.
+    """
+    failure = StoreUnavailable("there is no address")
+    for address in addresses:
+        try:
+            return ask(address)
+        except StoreUnavailable as error:
+            failure = error
+    raise failure
 
 
 _POOL_OPTIONS = ("max_connections", "timeout")
@@ -321,6 +337,8 @@ SCHEME = "redis+sentinel://"
 
 _PORT = 26379
 
+_NO_MASTER = "no Sentinel names a master"
+
 _DOWN = frozenset({"s_down", "o_down"})
 """The flags of a master that is down, as seen by this Sentinel or by a majority."""
 
@@ -364,20 +382,20 @@ class Sentinels(Endpoint):
 
     def _master(self) -> Address:
         """The address of the master. Raises StoreUnavailable if no Sentinel names one that is up."""
-        failure = StoreUnavailable("the URL has no address")
-        for sentinel in self.addresses:
-            try:
-                # Half of the time, so that a Sentinel that failed with the master does not use it all.
-                connection = Direct(self.watch, self._patience / 2, sentinel).connect()
-                try:
-                    rows = connection.ask((b"SENTINEL", b"MASTER", self._service.encode()), self._patience / 2)
-                finally:
-                    connection.close()
-                return _address(rows)
-            except StoreUnavailable as error:
-                failure = error
-        told = f"no Sentinel names a master: {failure}"
-        raise PermanentFault(told, failure.remedy) if isinstance(failure, PermanentFault) else StoreUnavailable(told)
+        try:
+            return first_answer(self.addresses, self._named_by)
+        except PermanentFault as error:
+            raise PermanentFault(f"{_NO_MASTER}: {error}", error.remedy) from error
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"{_NO_MASTER}: {error}") from error
+
+    def _named_by(self, sentinel: Address) -> Address:
+        # Half of the time, so that a Sentinel that failed with the master does not use it all.
+        connection = Direct(self.watch, self._patience / 2, sentinel).connect()
+        try:
+            return _address(connection.ask((b"SENTINEL", b"MASTER", self._service.encode()), self._patience / 2))
+        finally:
+            connection.close()
 
 
 def _address(rows: Any) -> Address:

@@ -12,7 +12,16 @@ from ratelimit_mw.stores.base import Records
 from ratelimit_mw.stores.redis.codec import Command
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT, BlockingConnection
 from ratelimit_mw.stores.redis.endpoint import SCHEME as SENTINEL
-from ratelimit_mw.stores.redis.endpoint import Address, Blocking, Direct, Sentinels, Spread, redirection, shown
+from ratelimit_mw.stores.redis.endpoint import (
+    Address,
+    Blocking,
+    Direct,
+    Sentinels,
+    Spread,
+    first_answer,
+    redirection,
+    shown,
+)
 
 _PAGE = 500
 """The keys that the server examines in one step of a SCAN."""
@@ -155,16 +164,7 @@ def _connectors(url: str) -> tuple[Callable[[], Blocking], Callable[[Address], B
     def to(address: Address) -> Blocking:
         return Direct(spread.url(), address=address).connect()
 
-    def any_of_them() -> Blocking:
-        failure = StoreUnavailable("the cluster has no node")
-        for address in spread.addresses:
-            try:
-                return to(address)
-            except StoreUnavailable as error:
-                failure = error
-        raise failure
-
-    return any_of_them, to
+    return lambda: first_answer(spread.addresses, to), to
 
 
 _VERSION = "version"

@@ -23,7 +23,7 @@ from ratelimit_mw.stores.redis.codec import (
     script_call,
 )
 from ratelimit_mw.stores.redis.connection import HANDSHAKE_TIMEOUT
-from ratelimit_mw.stores.redis.endpoint import Address, Blocking, redirection
+from ratelimit_mw.stores.redis.endpoint import Address, Blocking, first_answer, redirection
 from ratelimit_mw.stores.redis.faults import refusal
 
 _chance = random.Random()  # separate, so that the app's seeded random numbers are not disturbed
@@ -166,15 +166,8 @@ class Topology:
     def refresh(self) -> None:
         """Read the map from the first node that answers. Raises StoreUnavailable if no node answers."""
         known = {*self.seeds, *filter(None, self._slots)}
-        failure = StoreUnavailable("the cluster has no node")
-        for address in sorted(known, key=lambda address: (self._away(address), _chance.random())):
-            try:
-                self._slots = self._read_from(address)
-            except StoreUnavailable as error:
-                failure = error
-            else:
-                return
-        raise failure
+        addresses = sorted(known, key=lambda address: (self._away(address), _chance.random()))
+        self._slots = first_answer(addresses, self._read_from)
 
     def _refresh_soon(self) -> None:
         """Refresh the map in a separate thread."""
