@@ -149,7 +149,7 @@ class Index:
         owned: list[tuple[int, Template]] = []
         by_value: dict[Reader, dict[str | None, list[Candidate]]] = {}
         by_network: Networks[Candidate] = Networks()
-        by_rank: dict[int, CompiledRule] = {}
+        self._by_rank: dict[int, CompiledRule] = {}
         exemptions = (_exemption(n - len(exempt), match) for n, match in enumerate(exempt))
         for each in chain(exemptions, rules):
             indexed, remaining = each.match.split()
@@ -157,7 +157,7 @@ class Index:
             rule = replace(each, conditions=conditions) if conditions else each
             if rule.templates:
                 owned += [(rule.rank, template) for template in rule.templates]
-                by_rank[rule.rank] = rule
+                self._by_rank[rule.rank] = rule
                 continue
             candidate: Candidate = (rule.rank, rule, "", NO_PARAMETERS, True)
             if indexed.exact:
@@ -171,7 +171,6 @@ class Index:
                 always.append(candidate)
         self.paths = PathMatcher(owned) if owned else None
         """Finds the rules with path templates. None if no rule has any."""
-        self._by_rank = by_rank
         self._always = tuple(always)
         self._lookups: list[_Lookup] = [_by_value(read, table) for read, table in by_value.items()]
         if by_network:
@@ -181,9 +180,8 @@ class Index:
         """Return the rules and exemptions that the index finds, by rank. Their other conditions are not tested."""
         found: list[Candidate] = []
         if self.paths is not None:
-            rules = self._by_rank
             for owner, route, parameters, strict in self.paths.hits(request):
-                found.append((owner, rules[owner], route, parameters, strict))
+                found.append((owner, self._by_rank[owner], route, parameters, strict))
         for lookup in self._lookups:
             found += lookup(request)
         if not found:

@@ -71,8 +71,15 @@ _ROOT = 0
 class PathMatcher:
     """All templates of a rule set, ready to match.
 
-    A node of the tree is a number. A rule set has thousands of nodes, and the garbage collector visits every object
-    that has references to others, but no numbers, and no dicts and tuples of numbers.
+    Templates are known by their ranks. `_literal` has those without parameters by their text. The others are in a tree.
+    A node of the tree is a number: a rule set has thousands of nodes, and the garbage collector visits every object
+    that has references to others, but no numbers, and no dicts and tuples of numbers. By node,
+
+    * `_literals` has what follows a segment without parameters, by its text;
+    * `_patterns` has what follows a segment with parameters, by its pattern, whose matcher is in `_matchers` (None if
+      it is one parameter that matches any text);
+    * `_tails` has the templates whose last part matches the rest of a path, by their `_rests`;
+    * `_ends` has the templates that end there.
 
     `owned` is pairs of an owner (any int) and one of its templates. An owner may have several. The first that matches
     counts.
@@ -81,20 +88,13 @@ class PathMatcher:
     def __init__(self, owned: Iterable[tuple[int, Template]]) -> None:
         self._entries: list[PathEntry] = []
         self._literal: dict[str, tuple[int, ...]] = {}
-        """The ranks of the templates without parameters."""
         self._literals: list[dict[str, int]] = []
-        """For each node: what follows a segment without parameters, by its text."""
         self._patterns: list[dict[str, int]] = []
-        """For each node: what follows a segment with parameters, by its pattern."""
         self._tails: list[tuple[int, ...]] = []
-        """For each node: the ranks of the templates whose last part matches the rest."""
         self._ends: list[tuple[int, ...]] = []
-        """For each node: the ranks of the templates that end there."""
         self._new_node()
         self._matchers: dict[str, Matcher | None] = {}
-        """The matcher of each pattern. None: it is one parameter that matches any text."""
         self._rests: dict[int, _Rest] = {}
-        """By rank, how the templates with a tail match the rest of a path."""
         self._most_segments = 0
         """The most segments that the tree can tell apart. The others stay one text."""
         for owner, template in owned:
@@ -170,8 +170,7 @@ class PathMatcher:
 
     def find(self, path: str) -> Found:
         """Return every template that matches one spelling of a path, in their order, and the values of parameters."""
-        entries = self._entries
-        found: Found = [(entries[rank], ()) for rank in self._literal.get(path, ())]
+        found: Found = [(self._entries[rank], ()) for rank in self._literal.get(path, ())]
         if self._most_segments and path.startswith("/"):
             self._walk(_ROOT, path.split("/", self._most_segments), 1, (), found)
             if len(found) > 1:
