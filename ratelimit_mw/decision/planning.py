@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 from ratelimit_mw.algorithms import ALGORITHMS
@@ -37,10 +36,6 @@ def whole(cost: object) -> int:
 _new = object.__new__
 _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
 _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
-
-
-_RULE, _ASK = itemgetter(0), itemgetter(1)  # of a charge
-_QUOTA, _COST, _SHADOW = itemgetter(1), itemgetter(2), itemgetter(3)  # of an ask
 
 
 class Shape:
@@ -247,11 +242,12 @@ class Planner:
             ((rule, ask),) = charges
             asks = (ask,)
             key = direct, id(rule), id(ask[1]), ask[2], ask[3]  # by identity, because hashing a rule takes long
+        elif len(charges) < 2:
+            key, asks = direct, ()
         else:
-            counted = () if charges is BLOCKED else charges
-            asks = tuple(map(_ASK, counted))
-            quotas, costs, shadows = map(id, map(_QUOTA, asks)), map(_COST, asks), map(_SHADOW, asks)
-            key = direct, *map(id, map(_RULE, counted)), *quotas, *costs, *shadows
+            rules, asks = zip(*charges)  # noqa: B905  `strict` takes longer
+            _, quotas, costs, shadows = zip(*asks)  # noqa: B905
+            key = direct, *map(id, rules), *map(id, quotas), costs, shadows
         shape = self._shapes.get(key)
         if shape is None:
             if len(self._shapes) >= _MOST_SHAPES:

@@ -5,13 +5,13 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.logs import logger
-from ratelimit_mw.model import Ask, Quota, Reply
+from ratelimit_mw.model import Ask, Quota, Reply, Row
 from ratelimit_mw.process_local import reset_after_fork, workers_of_server
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import Decider, ReplyFields, Store, StoreRequest
@@ -74,17 +74,13 @@ class _Compiled(NamedTuple):
 class _Several:
     """The counters that a request asks. The one that denied the last such request probably denies the next, too."""
 
-    __slots__ = ("denied_by", "keys", "segments")
+    __slots__ = ("denied_by", "places")
 
-    def __init__(self, keys: Sequence[str], segments: Sequence[_CounterDict]) -> None:
-        self.keys = keys
-        self.segments = segments
+    def __init__(self, places: Sequence[tuple[str, _CounterDict, Admit, _Compiled]]) -> None:
+        self.places = places
+        """Each with its decisions. What decides most requests is not in `_Compiled` alone, to be read faster."""
         self.denied_by = -1
         """The index of the counter that has denied the last request. -1 if none has."""
-
-    def step(self, place: int, step: Step, now: int) -> Decided:
-        """What `step` decides by the counter with this index."""
-        return step(self.segments[place].get(self.keys[place], b""), now)
 
 
 class MemoryStore(Counters, Store):
@@ -144,6 +140,7 @@ class MemoryStore(Counters, Store):
             return super().decider(asks)
         segments, count = self._segments, self._count
         compiled = [_compiled(quota, cost, shadow) for _, quota, cost, shadow in asks]
+        admits = [each.admit for each in compiled]
 
         def place(asks: Sequence[Ask]) -> _Place:
             key = asks[0].key
@@ -151,9 +148,9 @@ class MemoryStore(Counters, Store):
 
         def places(asks: Sequence[Ask]) -> _Several:
             keys = [*map(_KEY, asks)]
-            return _Several(keys, [segments[hash(key) % count] for key in keys])
+            return _Several([*zip(keys, [segments[hash(key) % count] for key in keys], admits, compiled, strict=True)])
 
-        return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._taking_all(compiled), places)
+        return (self._taking(compiled[0]), place) if len(compiled) == 1 else (self._take_all, places)
 
     def _taking(self, compiled: _Compiled) -> Callable[[_Place], ReplyFields]:
         admit, step, _, _ = compiled
@@ -175,29 +172,49 @@ class MemoryStore(Counters, Store):
 
         return take
 
-    def _taking_all(self, compiled: Sequence[_Compiled]) -> Callable[[_Several], ReplyFields]:
-        admits = [each.admit for each in compiled]
-        clock = self._now
+    def _take_all(self, asked: _Several) -> ReplyFields:
+        """Decide on all counters first, and charge them if none of those that are enforced denies."""
+        rows: list[Row] = []
+        values: list[tuple[str, _CounterDict, bytes | None]] = []
+        with self._lock:
+            now = self._now()
+            found = self._denied(asked, now) if asked.denied_by >= 0 else []
+            if not found:
+                for key, segment, admit, compiled in asked.places:
+                    stored = segment.get(key, b"")
+                    decided: Decided | None = admit(stored, now)
+                    if decided is None:
+                        decided = compiled.step(stored, now)
+                        if not (decided[0][0] or compiled.shadow):
+                            asked.denied_by = len(rows)
+                            found = self._denied(asked, now)
+                            break
+                    row, value = decided
+                    rows.append(row)
+                    values.append((key, segment, value))
+            if found:
+                rows = [row for row, _ in found]
+                values = [(*place[:2], value) for place, (_, value) in zip(asked.places, found, strict=True)]
+            for key, segment, value in values:
+                if value is not None:
+                    if key not in segment:
+                        self._make_room(segment, now)
+                    segment[key] = value
+        return now, rows, None
 
-        def take_all(asked: _Several) -> ReplyFields:
-            """Decide on all counters first, and charge them if none of those that are enforced denies."""
-            keys, segments = asked.keys, asked.segments
-            with self._lock:
-                now = clock()
-                decided = _denied(asked, compiled, now) if asked.denied_by >= 0 else []
-                if not decided:
-                    counters = zip(admits, keys, segments)  # noqa: B905  `strict` takes longer
-                    admitted: list[Any] = [admit(segment.get(key, b""), now) for admit, key, segment in counters]
-                    decided = admitted if all(admitted) else _stepped(asked, compiled, admitted, now)
-                rows, values = zip(*decided)  # noqa: B905
-                for key, segment, value in zip(keys, segments, values):  # noqa: B905
-                    if value is not None:
-                        if key not in segment:
-                            self._make_room(segment, now)
-                        segment[key] = value
-            return now, rows, None
-
-        return take_all
+    @staticmethod
+    def _denied(asked: _Several, now: int) -> list[Decided]:
+        """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
+        key, segment, _, compiled = asked.places[asked.denied_by]
+        decided = compiled.step(segment.get(key, b""), now)
+        if decided[0][0]:
+            asked.denied_by = -1
+            return []
+        found: list[Decided] = []
+        for key, segment, _, compiled in asked.places:
+            denies = len(found) == asked.denied_by
+            found.append(decided if denies else compiled.uncharged(segment.get(key, b""), now))
+        return found
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See `Store.keys`."""
@@ -241,30 +258,6 @@ class MemoryStore(Counters, Store):
     def after_fork(self) -> None:
         """Reset in the child of a fork. The counters stay, but the lock is replaced."""
         self._lock = threading.Lock()  # a thread that had locked it may not exist here
-
-
-def _stepped(
-    asked: _Several, compiled: Sequence[_Compiled], admitted: Sequence[Decided | None], now: int
-) -> list[Decided]:
-    """The outcomes if not all counters have admitted the request at once."""
-    found: list[Decided] = []
-    for place, (each, decided) in enumerate(zip(compiled, admitted, strict=True)):
-        found.append(decided or asked.step(place, each.step, now))
-        if not (found[-1][0][0] or each.shadow):
-            asked.denied_by = place
-            return _denied(asked, compiled, now)
-    return found
-
-
-def _denied(asked: _Several, compiled: Sequence[_Compiled], now: int) -> list[Decided]:
-    """The outcomes if the counter that denied the last request denies this one, too. Empty if it does not."""
-    decided = asked.step(asked.denied_by, compiled[asked.denied_by].step, now)
-    if decided[0][0]:
-        asked.denied_by = -1
-        return []
-    found = [asked.step(place, each.uncharged, now) for place, each in enumerate(compiled)]
-    found[asked.denied_by] = decided
-    return found
 
 
 def _compiled(quota: Quota, cost: int, shadow: bool) -> _Compiled:
