@@ -80,7 +80,7 @@ def _wsgi(stream: str) -> int:
 def _redis(url: str) -> int:
     def decide(number: int) -> int:
         async def run() -> None:
-            async with RateLimiter(config(), storage=url, clock=ManualClock()) as limiter:
+            async with RateLimiter(config(), storage=url) as limiter:
                 for request in islice(STREAMS["new"](), number):
                     await limiter.acheck(request.attributes())
 
