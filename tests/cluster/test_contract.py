@@ -1,14 +1,13 @@
 import pytest
 
-from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import open_store
 from tests.stores.contract import Awaited, Contract
+from tests.stores.test_contract import opened
 
 
 class TestCluster(Contract):
     @pytest.fixture
     def make(self, cluster):
-        return lambda *, clock=None, timeout=10: open_store(StorageSettings(url=cluster.url, timeout=timeout), clock)
+        return lambda **options: opened(cluster.url, **options)
 
 
 @pytest.mark.soak

@@ -1,12 +1,13 @@
 import pytest
 
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores import open_store
+from ratelimit_mw.stores import Stack, open_store
 from tests.stores.contract import Awaited, Contract
 
 
 def opened(url, *, clock=None, timeout=10):
-    return open_store(StorageSettings(url=url, timeout=timeout), clock)
+    store = open_store(StorageSettings(url=url, timeout=timeout), clock)
+    return Stack(store, clock, lambda *said: None, cached=True).wrapped(())
 
 
 class TestMemory(Contract):
