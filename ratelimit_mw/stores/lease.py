@@ -28,14 +28,6 @@ LONGEST_WAIT = 2.0
 """The seconds that a request waits for the call of another at most. A thread that was killed may never end its own."""
 
 
-def leasable(quota: Quota) -> bool:
-    """Whether a process may decide by itself. It may not if every request must ask the store for a penalty."""
-    if quota.consistency == "strict" or quota.overdraft or quota.penalty:
-        return False
-    algorithm = ALGORITHMS[quota.algorithm]
-    return not (algorithm.no_lease if quota.consistency == "lease" else algorithm.no_write_back)
-
-
 class Lease:
     """The lease of one counter.
 
@@ -286,9 +278,12 @@ class LeaseLedger:
             del self.leases[lease.key]
 
     def _lease_of(self, ask: Ask) -> Lease | None:
-        """The lease of a counter; None if the store alone decides. A hot counter gets one."""
+        """The lease of a counter; None if the store alone decides. A hot counter gets one.
+
+        A counter with a penalty gets none, because each of its requests asks the store for the penalty.
+        """
         key, quota, cost, _ = ask
-        if not cost or not leasable(quota):
+        if not cost or quota.consistency == "strict" or quota.overdraft or quota.penalty:
             return None
         lease = self.leases.get(key)
         asked = self._asked.get(key, 0)

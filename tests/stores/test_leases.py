@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from ratelimit_mw.algorithms import with_overdraft
+from ratelimit_mw.algorithms.ban import BanQuota
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask, Quota, Reply
+from ratelimit_mw.model import SECOND, Ask, Penalty, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, Intent, Store, forget_request
 from ratelimit_mw.stores.lease import HOT, LONGEST_WAIT, PART
 from ratelimit_mw.stores.lease_store import Leases
@@ -346,11 +347,13 @@ def test_the_same_counter_twice_in_a_request_is_not_overdrawn(leases, store):
 @pytest.mark.parametrize("consistency", ["lease", "write_back"])
 def test_what_costs_nothing_and_what_cannot_be_kept_is_asked_of_the_store(leases, store, consistency):
     free = Ask("d:r:{x}", quota(10, consistency), 0)
-    bucket = Ask("d:t:{x}", Quota("token_bucket", 10, MINUTE, 10, consistency=consistency))
-    for ask in (free, bucket):
-        for _ in range(3):
+    penalty = Penalty("d:b:ban:{", BanQuota("ban", 5, MINUTE, lasts=MINUTE, longest=MINUTE))
+    banning = Ask("d:b:{x}", replace(quota(100, consistency), penalty=penalty))
+    for ask in (free, banning):
+        for _ in range(HOT + 3):
             assert leases.decide([ask]).admits([ask])
-    assert store.decided == 6
+    assert store.decided == 2 * (HOT + 3)
+    assert leases.ledger.leases == {}
 
 
 # ------------------------------------------------------------------------------------------ looks, resets
