@@ -139,14 +139,13 @@ class RateLimitMiddleware:
             plan = engine.planner.plan(rules, request)
         conclusion = await engine.atake(plan, rules) if engine.waits else engine.take(plan, rules)
         if not (isinstance(conclusion, tuple) or conclusion.simple):
-            verdict = conclusion
-            request = request or self._request_of(scope, head)
-            engine.report(verdict, rules, request)
+            verdict, reported = conclusion, request or self._request_of(scope, head)
+            engine.report(verdict, rules, reported)
             if not verdict.allowed:
                 try:
-                    await self._deny(verdict, rules, request, send)
+                    await self._deny(verdict, rules, reported, send)
                 finally:
-                    request.context = detached_scope(scope)
+                    reported.context = detached_scope(scope)
                 return
             await _turn(verdict)  # of a service: other rules that delay requests are special
         handle = AsyncHandle(conclusion, self._limiter, request, answers, scope, head, plan)

@@ -10,7 +10,7 @@ from ratelimit_mw.decision.planning import NO_PLAN, Plan, whole
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Conclusion, Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
-from ratelimit_mw.identity.http_request import RequestHead, detached_environ
+from ratelimit_mw.identity.http_request import FIELDS, RequestHead, detached_environ
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Decision
@@ -110,7 +110,8 @@ class RequestHandle:
         request = self._made
         if request is None:
             head: Any = self._head
-            request = self._made = head[0](self._context, head)
+            # Without the header fields that rules have found, because a middleware inside may have changed them.
+            request = self._made = head[0](self._context, head[:FIELDS])
         return request
 
     @property

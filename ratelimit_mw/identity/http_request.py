@@ -29,6 +29,9 @@ method and its peer, as the server gives them, and then the fields that rules re
 Apps may change the path and the prefix in the scope or the environ, so both are kept for a request that is made later.
 """
 
+FIELDS = 5
+"""The index in a head where the fields begin that rules read."""
+
 
 MOST_BYTES = 4096
 """The most memory of the fields of one remembered plan. Most JSON Web Tokens have 600 to 1 500 characters."""

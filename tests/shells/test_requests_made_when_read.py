@@ -74,6 +74,48 @@ def test_a_middleware_inside_that_changes_the_address_changes_no_counter():
     assert served(forward, "by ip") == served_wsgi(forward_wsgi, "by ip") == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    "first", [ONE, {**ONE, "throttle": {"soft": "1%"}}, {**ONE, "limit": "0 per minute", "shadow": True}]
+)
+@pytest.mark.parametrize(
+    ("sent", "changed", "expected"),
+    [
+        pytest.param(None, "ann", [True, False, False], id="added"),
+        pytest.param("forged", None, [True, True, True], id="removed"),
+        pytest.param("ann", "{}", [True, True, True], id="replaced"),
+    ],
+)
+def test_a_header_that_a_middleware_inside_has_changed_is_read_by_a_rule_that_the_app_asks_for(
+    first, sent, changed, expected
+):
+    numbers, allowed = iter(range(99)), []
+    by_user = {**BY_IP, "name": "by user", "by": "header:X-User"}
+
+    async def asgi(scope, receive, send):
+        scope["headers"] = [(b"x-user", changed.format(next(numbers)).encode())] if changed else []
+        allowed.append((await scope["ratelimit"].check("by user")).allowed)
+
+    def wsgi(environ, start_response):
+        environ.pop("HTTP_X_USER", None)
+        if changed:
+            environ["HTTP_X_USER"] = changed.format(next(numbers))
+        allowed.append(environ["ratelimit.decision"].check("by user").allowed)
+        return []
+
+    for served in (
+        lambda engine: serve(
+            Asgi(asgi, limiter=engine), http_scope(headers=[(b"x-user", sent.encode())] if sent else [])
+        ),
+        lambda engine: Wsgi(wsgi, limiter=engine)(
+            {"REMOTE_ADDR": IP, **({"HTTP_X_USER": sent} if sent else {})}, lambda *_: None
+        ),
+    ):
+        with limiter(rules=[first, by_user]) as engine:
+            for _ in range(3):
+                served(engine)
+    assert allowed == expected * 2
+
+
 def test_what_the_app_added_to_the_environ_is_read_after_the_response_has_started():
     user = {**BY_IP, "name": "by user", "by": "user"}
     allowed = []
