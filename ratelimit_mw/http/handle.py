@@ -92,7 +92,10 @@ class RequestHandle:
 
     @property
     def _verdict(self) -> Verdict:
-        verdict = self._conclusion = self._plan.verdict_of(self._conclusion)
+        made = self._plan.verdict_of(self._conclusion)
+        # Atomic: with a verdict for each thread, a charge would have two accounts, and could be refunded twice.
+        verdict: Verdict = vars(self).setdefault("_first_made", made)
+        self._conclusion = verdict
         return verdict
 
     @property

@@ -6,11 +6,14 @@ Rules that read nothing except the method, the path and the peer find the plan o
 import asyncio
 import gc
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi import FastAPI
 
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
+from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import IP, ask_asgi, ask_wsgi, http_scope, limiter, serve
 
@@ -131,6 +134,27 @@ def test_what_the_app_added_to_the_environ_is_read_after_the_response_has_starte
         for _ in range(3):
             list(Wsgi(app, limiter=engine)({"REMOTE_ADDR": IP}, lambda *_: None))
     assert allowed == [True, True, False]
+
+
+def test_threads_that_refund_at_the_same_time_refund_a_charge_once(monkeypatch):
+    both, made = threading.Barrier(2, timeout=10), Plan.verdict_of
+
+    def made_by_both(plan, conclusion):
+        both.wait()
+        return made(plan, conclusion)
+
+    def app(environ, start_response):
+        start_response("200 OK", [])
+        with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pool:
+            patch.setattr(Plan, "verdict_of", made_by_both)
+            list(pool.map(lambda _: environ["ratelimit.decision"].refund(), range(2)))
+        return []
+
+    with limiter(rules=[{**ONE, "cost": 5}]) as engine:
+        for _ in range(4):
+            engine.check({"ip": IP})
+        Wsgi(app, limiter=engine)({"REMOTE_ADDR": IP}, lambda *_: None)
+        assert engine.peek({"ip": IP}).used == 20
 
 
 def test_the_objects_that_the_app_added_to_the_environ_are_not_asked_for_attributes():
