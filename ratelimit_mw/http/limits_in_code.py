@@ -118,8 +118,8 @@ class LimitOptions(TypedDict, total=False):
             None. None, "" or an exception counts as absent: the rule or the limit does not apply.
         exempt_when: A function that gets the request. If it returns true, the rule or the limit does not apply.
         refund_when: A function that gets the response. If it returns true, what the rule or the limit charged is
-            refunded. The response is that of the framework; in Starlette and FastAPI it has no body. A place of an
-            `N concurrent` limit is free after every response.
+            refunded. The response is that of the framework; in Starlette and FastAPI it has no body. If the app raises,
+            the status is 500. A place of an `N concurrent` limit is free after every response.
     """
 
     by: str | Sequence[str] | None

@@ -141,17 +141,27 @@ REFUNDS = "ratelimit.refunds"
 
 
 async def refunding(app: App, scope: Message, receive: Receive, send: Send) -> None:
-    """Serve an app in which limits have `refund_when`: the refunds are made before the response starts."""
+    """Serve an app in which limits have `refund_when`: the refunds are made before the response starts.
+
+    If the app raises before, the status counts as 500.
+    """
     refunds: list[Callable[[int, Iterable[tuple[bytes, bytes]]], Awaitable[None]]] = []
     scope[REFUNDS] = refunds
 
+    async def settle(status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        while refunds:
+            await refunds.pop(0)(status, headers)
+
     async def send_after(message: Message) -> None:
         if message["type"] == "http.response.start":
-            for refund in refunds:
-                await refund(message["status"], message.get("headers") or ())
+            await settle(message["status"], message.get("headers") or ())
         await send(message)
 
-    await app(scope, receive, send_after)
+    try:
+        await app(scope, receive, send_after)
+    except Exception:
+        await settle(500, ())
+        raise
 
 
 _LIFESPAN_ENDS = frozenset({"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"})

@@ -3,6 +3,7 @@
 import gc
 import logging
 import time
+from contextlib import suppress
 
 import pytest
 from django.core.exceptions import PermissionDenied
@@ -220,6 +221,15 @@ def test_a_response_of_an_error_handler_may_be_refunded(limiter, of):
     ask = of(limiter, "1 per minute", refund_when=is_unauthorized)
     refunded = statuses(ask, {"X-Status": "504"}, {"X-Status": "504"}, {})
     assert (set(refunded[:2]) <= {403, 404}, refunded[2]) == (True, 200)
+
+
+@EACH
+def test_the_answer_to_a_view_that_raises_may_be_refunded(limiter, of):
+    ask = of(limiter, "1 per minute", refund_when=lambda response: response.status_code == 500)
+    for _ in range(2):
+        with suppress(ValueError):  # the clients of some frameworks pass it on, where a server answers with 500
+            assert ask("GET", {"X-Status": "broken"}).status_code == 500
+    assert statuses(ask, {}, {}) == [200, 429]
 
 
 @EACH
