@@ -105,11 +105,19 @@ def _parsed(text: str) -> Template:
     """Parse a template. If rules cannot express it, return one that matches more."""
     numbers = count()
     text = re.sub(r"\{\w+", lambda _: f"{{p{next(numbers)}", text) or "/"  # a name may be there twice
-    pieces = text.split("/")[1:]
-    for each in (text, *("/" + "/".join([*pieces[:kept], "*"]) for kept in range(len(pieces) - 1, 0, -1))):
+    for each in (text, *_wider(text.split("/")[1:])):
         with suppress(Invalid):
             return parse(each)
     return parse("/*")
+
+
+def _wider(pieces: list[str]) -> Iterator[str]:
+    """Yield templates that match more and more. Several parameters of a segment lose their types, and then are one."""
+    for pattern, wider in ((r"(\{\w+):\w+", r"\1"), (r".*?(\{\w+\}).*", r"\1")):
+        several = [piece.count("{") > 1 and ":path}" not in piece for piece in pieces]
+        pieces = [re.sub(pattern, wider, each) if more else each for each, more in zip(pieces, several, strict=True)]
+        yield "/" + "/".join(pieces)
+    yield from ("/" + "/".join([*pieces[:kept], "*"]) for kept in range(len(pieces) - 1, 0, -1))
 
 
 def _methods(methods: Iterable[str] | None, *, automatic_options: bool = False) -> tuple[str, ...]:

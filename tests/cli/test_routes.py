@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from flask import Flask
 
+from ratelimit_mw.cli.frameworks import routes_of
 from tests.cli.test_command import command
 from tests.support.apps import ROOT
 
@@ -311,3 +313,17 @@ def test_an_app_that_cannot_be_read_is_wrong_usage(run, app, message):
 def test_rules_in_a_database_that_is_away_are_not_compared(run):
     Path("r.yaml").write_text("domain: d\nrules: {source: 'redis://127.0.0.1:1/0'}\n", "utf-8")
     assert run("check", "r.yaml", "--app", "tests.cli.routed.starlette_app:app")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("shown", "template"),
+    [
+        pytest.param("/v<int:a>.<int:b>/items/<int:id>", "/v{p0}.{p1}/items/{p2:int}", id="types"),
+        pytest.param("/<year>-<month>-<day>/posts", "/{p0}/posts", id="three"),
+        pytest.param("/files/<path:folder>.<ending>", "/files/*", id="a path"),
+    ],
+)
+def test_parameters_that_share_a_segment_are_read_as_rules_have_them(shown, template):
+    app = Flask("shop", static_folder=None)
+    app.add_url_rule(shown, view_func=str)
+    assert [route.template for route in routes_of(app)] == [template]
