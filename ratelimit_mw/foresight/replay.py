@@ -4,15 +4,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import nearest
 from ratelimit_mw.foresight.logs import Log, Order, merged
 from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, Unreadable, check_fields
-from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, needs_filter, readings_of
+from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, readings_of
 from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
-from ratelimit_mw.foresight.what_if import NEEDS_NUMPY, Collection, has_numpy
+from ratelimit_mw.foresight.what_if import NEEDS_NUMPY, Recording, has_numpy, subjects_of
+from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
 
@@ -86,83 +88,72 @@ class _Run:
         options: What to replay.
         stack: Closes what is opened.
 
-    Attributes:
-        simulations: The rules, and those to compare with.
-        readings: How the attributes of each are read.
-        seen: The fields that at least one line had.
-
     Raises:
         ConfigurationError, StoreUnavailable, UnusableLog, ValueError, OSError: See `replay`.
     """
 
     def __init__(self, options: Options, stack: ExitStack) -> None:
         self._options = options
-        self.simulations = [Simulation(options.rules)]
-        stack.callback(self.simulations[0].close)
-        if options.against is not None:
-            self.simulations.append(Simulation(options.against))
-            stack.callback(self.simulations[1].close)
-        parts = [part for each in self.simulations for part in each.rules.parts]
+        configs = [options.rules] if options.against is None else [options.rules, options.against]
+        simulations = [stack.enter_context(closing(Simulation(each))) for each in configs]
+        self._rules = simulations[0].rules
+        parts = [part for each in simulations for part in each.rules.parts]
         check_fields(options.places, [name for part in parts for name in part.attributes.custom])
-        _check_rule(options.what_if, self.simulations[0])
+        _check_rule(options.what_if, self._rules)
         self._unreadable = Unreadable()
         self._logs = [stack.enter_context(closing(Log(path, self._unreadable))) for path in options.logs]
         self._formats = [log.detect(options.form, options.places, lenient=options.lenient) for log in self._logs]
         stack.enter_context(quiet())
-        self.readings = [readings_of(each.rules, self._has, options.places.keys()) for each in self.simulations]
+        readings = [readings_of(each.rules, self._has, options.places.keys()) for each in simulations]
+        self._readings = readings[0]
         self._collects = has_numpy()
-        self._fields = [*_fields(self.simulations, self.readings), *(("agent",) if self._collects else ())]
+        self._fields = [*_fields(simulations, readings), *(("agent",) if self._collects else ())]
         extras = [each for each in self._fields if each not in BASIC]
-        self._requests = [Requests(each.values(), extras) for each in self.readings]
-        self.seen = self._requests[0].seen
-        for simulation in self.simulations:
-            if needs_filter(simulation.rules, self._has):
-                simulation.only_answerable(answerable(self._has))
+        self._requests = [Requests(each.values(), extras) for each in readings]
+        self._deciders: list[Decider] = []
+        for simulation, requests in zip(simulations, self._requests, strict=True):
+            simulation.only_answerable(answerable(self._has))
+            self._deciders.append(Decider(simulation, requests, hashed=options.hashed))
 
     def play(self) -> Result:
         """Replay the logs once, and return the result."""
-        options = self._options
-        deciders = [
-            Decider(simulation, requests, hashed=options.hashed)
-            for simulation, requests in zip(self.simulations, self._requests, strict=True)
-        ]
+        options, deciders = self._options, self._deciders
         deciders[0].on_denial = options.on_denial
-        collection = None
+        recording = None
         if self._collects:
-            rules = self.simulations[0].rules
-            collection = Collection(rules, options.what_if, self._simulation, deciders[0].named)
-            deciders[0].on_plan, deciders[0].on_verdict = collection.recording.plan_of, collection.recording.add
+            recording = Recording(self._rules.rules, deciders[0].named)
+            deciders[0].on_plan, deciders[0].on_verdict = recording.plan_of, recording.add
         formats = [form.name for form in self._formats]
         result = Result(formats=formats, outcome=deciders[0].outcome, unreadable=self._unreadable)
         if len(deciders) > 1:
             result.against, result.difference = deciders[1].outcome, Difference()
         orders = [Order(options.disorder, spread=options.spread) for _ in self._logs]
         streams = [order.ordered(log.entries(self._fields)) for order, log in zip(orders, self._logs, strict=True)]
-        self._take(deciders, result, merged(streams))
+        self._take(result, merged(streams))
         if options.hashed:  # a line may name its client
             result.unreadable.shown.clear()
         result.late = sum(order.late for order in orders)
-        self._conclude(result, collection)
+        self._conclude(result, recording)
         return result
 
-    def _simulation(self) -> Simulation:
-        """Return a new simulation of the rules."""
-        return Simulation(self._options.rules)
-
-    def _conclude(self, result: Result, collection: Collection | None) -> None:
+    def _conclude(self, result: Result, recording: Recording | None) -> None:
         """Add to a result what could not be replayed, and the what-if curves."""
-        rules = self.simulations[0].rules
+        options, rules = self._options, self._rules
         if all(part.attributes.client_address.header is None for part in rules.parts):
             result.gaps += [Gap("", log.proxied) for log in self._logs if log.proxied]
         result.unaddressed = self._unaddressed(result.outcome)
         asked = {rule.name: rule.asked for rule in result.outcome.rules.values()}
-        result.gaps += find_gaps(rules, self._has, self.readings[0], self.seen.__contains__, asked)
-        if collection is None:
+        result.gaps += find_gaps(rules, self._has, self._readings, self._requests[0].seen.__contains__, asked)
+        if recording is None:
             result.without_curve = [NEEDS_NUMPY]
         else:
             from ratelimit_mw.foresight.what_if.curves import find_curves  # imported late: it needs numpy
 
-            result.curves, result.without_curve = find_curves(collection, result.outcome)
+            subjects = [each for each in subjects_of(rules) if options.what_if in (None, each.rule.name)]
+            simulation = partial(Simulation, options.rules)
+            result.curves, result.without_curve = find_curves(
+                recording, subjects, result.outcome, simulation, every=options.what_if is not None
+            )
 
     def _unaddressed(self, outcome: RulesOutcome) -> str:
         """Return a sentence if too many requests have no readable address where rules count by it."""
@@ -180,13 +171,12 @@ class _Run:
         names = tuple(DURATIONS) if name == "duration" else (name,)
         return any(form.has(each) for form in self._formats for each in names)
 
-    def _take(self, deciders: Sequence[Decider], result: Result, batches: Iterable[list[LogEntry]]) -> None:
+    def _take(self, result: Result, batches: Iterable[list[LogEntry]]) -> None:
         """Take each request in order of time."""
-        options = self._options
-        decider, outcome = deciders[0], result.outcome
+        options, decider, outcome = self._options, self._deciders[0], result.outcome
         until = options.until if options.until is not None else float("inf")
         since, progress = options.since, options.on_progress
-        hits = _hits(options.match, decider) if options.match else None
+        hits = _hits(options.match, self._requests[0]) if options.match else None
         place = reported = 0
         for batch in batches:
             for entry in batch:
@@ -198,7 +188,7 @@ class _Run:
                 result.limited_before += entry[4] == 429
                 verdict = decider.decide(entry)
                 if result.difference is not None:
-                    _compare(deciders, result.difference, entry, verdict)
+                    _compare(self._deciders, result.difference, entry, verdict)
                 if not result.first:
                     result.first = at
                 result.last = at
@@ -217,15 +207,15 @@ def _compare(deciders: Sequence[Decider], difference: Difference, entry: LogEntr
         difference.newly_allowed.add(against.name_of(old, entry), entry.at)
 
 
-def _hits(template: str, decider: Decider) -> Callable[[LogEntry], bool]:
+def _hits(template: str, requests: Requests) -> Callable[[LogEntry], bool]:
     """Return a function that returns True if the path of a request matches a template."""
     matcher = PathMatcher([(0, parse(template))])
-    return lambda entry: bool(matcher.hits(decider.request_of(entry)))
+    return lambda entry: bool(matcher.hits(requests.make(entry)))
 
 
-def _check_rule(name: str | None, simulation: Simulation) -> None:
+def _check_rule(name: str | None, rules: Rules) -> None:
     """Raise ValueError if the rules have none with this name. None stands for all rules."""
-    names = [rule.name for part in simulation.rules.parts for rule in part.rules]
+    names = [rule.name for rule in rules.rules]
     if name is not None and name not in names:
         raise ValueError(f"--rule: there is no rule {name!r} ({nearest(name, names)})")
 

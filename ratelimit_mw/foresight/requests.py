@@ -185,11 +185,6 @@ def answerable(has: Has) -> Callable[[Charge], bool]:
     return known
 
 
-def needs_filter(rules: Rules, has: Has) -> bool:
-    """Return True if the log lacks something that `answerable` looks for."""
-    return not (has("ip") and (not rules.settling or (has("status") and has("duration"))))
-
-
 def find_gaps(
     rules: Rules, has: Has, readings: Mapping[str, Reading], seen: Callable[[str], bool], asked: Mapping[str, int]
 ) -> list[Gap]:

@@ -210,7 +210,7 @@ class Decider:
     """
 
     def __init__(self, simulation: Simulation, requests: Requests, *, hashed: bool) -> None:
-        rules = [rule for part in simulation.rules.parts for rule in part.rules]
+        rules = simulation.rules.rules
         self.outcome = outcome = RulesOutcome(rules)
         """What the rules did so far."""
         self.on_denial: Callable[[DeniedRequest], None] | None = None
@@ -219,7 +219,6 @@ class Decider:
         """Is called with a request and what it asks, and numbers this plan."""
         self.on_verdict: Callable[[LogEntry, int, bool], None] | None = None
         """Is called with each request that asks something, the number of its plan, and if it is allowed."""
-        self._rules = rules
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         """The places of the rules by the identities of their objects: hashing a rule takes much longer."""
         self._results = {id(rule): outcome.rules[place] for place, rule in enumerate(rules)}
@@ -254,10 +253,6 @@ class Decider:
         if not verdict.simple:
             self._count(entry, verdict)
         return verdict
-
-    def request_of(self, entry: LogEntry) -> Request:
-        """Return the request of a line."""
-        return self._requests.make(entry)
 
     def client_of(self, verdict: Verdict, entry: LogEntry) -> str:
         """Return the identity of the client of a request that was denied, as the denying counter has it."""

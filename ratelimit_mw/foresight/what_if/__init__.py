@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.foresight.clients import agent_of
 from ratelimit_mw.foresight.logs.entry import LogEntry
-from ratelimit_mw.foresight.simulation import Simulation, identity_of
+from ratelimit_mw.foresight.simulation import identity_of
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -176,8 +176,18 @@ _MOST_TEXTS = 1 << 14
 OTHERS = "(others)"
 """Stands for what came when a table was full."""
 
+COLUMNS = {"times": "q", "plans": "i", "paths": "H", "marks": "I", "durations": "q"}
+"""What is kept of each request, with the types of `array`.
+
+* `times`: When it began, in microseconds since the epoch.
+* `plans`: The number of its plan. It is ~number if the request was denied.
+* `paths`: The number of its path in `Recording.path_names`.
+* `marks`: Its status, and the number of its user agent, see `STATUS`.
+* `durations`: How long it took, in microseconds. -1 if this is not known.
+"""
+
 STATUS = 10
-"""The bits of the status in `Recording.marks`. The number of the agent is in the bits above it."""
+"""The bits of the status in `marks`. The number of the agent is in the bits above it."""
 
 
 Named = Callable[[str, LogEntry | None], str]
@@ -230,16 +240,10 @@ class Recording:
     Args:
         rules: The rules, in the order of the files.
         named: Names a client.
-        durations: Keep how long each request took.
 
     Attributes:
-        blocks: The columns of each block of requests, compressed: `times`, `plans`, `paths`, `marks` and `durations`.
-            The attributes with these names have the requests that are not compressed yet.
-        times: When each request began, in microseconds since the epoch.
-        plans: The number of the plan of each request. It is ~number if the request was denied.
-        paths: The number of the path of each request in `path_names`.
-        marks: The status of each request, and the number of its user agent, see `STATUS`.
-        durations: How long each request took, in microseconds, if this is kept.
+        blocks: The columns of each block of requests, compressed, by the names in `COLUMNS`.
+        rows: The requests that are not compressed yet.
         keys: The numbers of the counters, by their keys.
         series: The limits whose counters were asked.
         series_of: The number of the series of each counter.
@@ -252,11 +256,9 @@ class Recording:
         too_many: Why no requests are kept, as a sentence. "" if they are.
     """
 
-    def __init__(self, rules: Sequence[Rule], named: Named, *, durations: bool = False) -> None:
-        self.times, self.plans = array("q"), array("i")
-        self.paths, self.marks = array("H"), array("I")
-        self.durations = array("q")
-        self.blocks: list[list[bytes]] = []
+    def __init__(self, rules: Sequence[Rule], named: Named) -> None:
+        self.blocks: list[dict[str, bytes]] = []
+        self.rows: list[tuple[int, int, int, int, int]] = []
         self._requests, self._room = 0, min(_BLOCK, MOST_REQUESTS + 1)
         self.path_names = Numbers(lambda target: target.partition("?")[0], _MOST_PATHS)
         self.agents = Numbers(agent_of, _MOST_AGENTS)
@@ -270,7 +272,6 @@ class Recording:
         self.too_many = ""
         self.named = named
         self.rules = rules
-        self._durations = durations
         self._places = {id(rule): place for place, rule in enumerate(rules)}
         self._known_series: dict[Series, int] = {}
         self._alone = array("i")  # the plan of each counter that asks nothing else
@@ -281,51 +282,21 @@ class Recording:
         if self.too_many:
             return
         at, _, _, target, status, lasted, _, agent = entry
-        self.times.append(at)
-        self.plans.append(plan if allowed else ~plan)
-        self.paths.append(self.path_names[target])
-        self.marks.append(self.agents[agent] << STATUS | status)
-        if self._durations:
-            self.durations.append(lasted)
-        if len(self.times) >= self._room:
+        mark = self.agents[agent] << STATUS | status
+        self.rows.append((at, plan if allowed else ~plan, self.path_names[target], mark, lasted))
+        if len(self.rows) >= self._room:
             self.pack()
 
     def pack(self) -> None:
         """Compress the requests that are not compressed yet."""
-        columns = (self.times, self.plans, self.paths, self.marks, self.durations)
-        self._requests += len(self.times)
+        self._requests += len(self.rows)
         if self._requests > MOST_REQUESTS or len(self.keys) > MOST_COUNTERS:
             self._stop()
-        else:
-            self.blocks.append([zlib.compress(column, 1) for column in columns])
+        elif self.rows:
+            columns = zip(COLUMNS.items(), zip(*self.rows, strict=True), strict=False)
+            self.blocks.append({name: zlib.compress(array(kind, column), 1) for (name, kind), column in columns})
             self._room = min(_BLOCK, MOST_REQUESTS + 1 - self._requests)
-        for column in columns:
-            del column[:]
-
-    def charges_of(self, plan: int, replaced: Callable[[int, Charge], Charge | None]) -> list[Charge]:
-        """Return what a plan asks.
-
-        Args:
-            plan: The number of the plan.
-            replaced: (number of the counter, charge) → the charge to take in its place, or None to leave it out.
-        """
-        numbers = self.members[self.places_of(plan)]
-        charges = self.unusual.get(plan) or map(self._charge, numbers)
-        found = (replaced(number, charge) for number, charge in zip(numbers, charges, strict=True))
-        return [charge for charge in found if charge is not None]
-
-    def places_of(self, plan: int) -> slice:
-        """Return where the counters of a plan are in `members`."""
-        return slice(self.ends[plan - 1] if plan else 0, self.ends[plan])
-
-    def _charge(self, number: int) -> Charge:
-        if not self._spelled:
-            self._spelled = list(self.keys)
-        place, quota, shadow = self.series[self.series_of[number]]
-        return Charge(self.rules[place], Ask(self._spelled[number], quota, 1, shadow))
-
-    _spelled: Sequence[str] = ()
-    """The keys by their numbers, after the last request."""
+        self.rows.clear()
 
     def plan_of(self, entry: LogEntry, charges: Sequence[Charge]) -> int:
         """Return the number of what a request asks: its plan. Equal plans have one number."""
@@ -393,28 +364,6 @@ class Recording:
             if "user=" in key or "path=" in key:  # the key has a hash, or the text in another spelling
                 self.names[number] = self.named(identity_of(key), entry)
         return number
-
-
-class Collection:
-    """Collects what the curves of one set of rules need.
-
-    Args:
-        rules: The rules of the replay.
-        name: The only rule to make curves of. None: all rules. Of those whose decisions are coupled, the two that deny
-            most.
-        simulation: Returns a new simulation of the rules, for a replay at another limit.
-        named: Names a client.
-
-    Attributes:
-        recording: The requests.
-        subjects: The limits to make curves of, in the order of the files.
-    """
-
-    def __init__(self, rules: Rules, name: str | None, simulation: Callable[[], Simulation], named: Named) -> None:
-        self.simulation, self.name = simulation, name
-        rules_of_all = [rule for part in rules.parts for rule in part.rules]
-        self.recording = Recording(rules_of_all, named, durations=rules.settling)
-        self.subjects: list[Subject] = [each for each in subjects_of(rules) if name in (None, each.rule.name)]
 
 
 def has_numpy() -> bool:

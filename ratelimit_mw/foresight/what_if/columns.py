@@ -3,8 +3,9 @@
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy.typing as npt
 
 from ratelimit_mw.foresight.clients import Facts, Having, regular_period
 from ratelimit_mw.foresight.simulation import identity_of
-from ratelimit_mw.foresight.what_if import STATUS, Recording, Series
+from ratelimit_mw.foresight.what_if import COLUMNS, STATUS, Recording, Series
 from ratelimit_mw.foresight.what_if.exact import Bools, Ints, Sequences, changes
+from ratelimit_mw.model import Ask, Charge
 
 _PARTS = re.compile(r".*\.(?:css|js|mjs|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|map)", re.IGNORECASE)
 """The paths of what a page consists of, apart from itself."""
@@ -36,32 +38,17 @@ _MOST_JUDGED = 1 << 18
 
 
 class _Block:
-    """The columns of requests that follow each other, see `Recording`. `plans` has no signs."""
+    """Requests that follow each other, as columns, see `Recording`. `plans` has no signs."""
 
-    def __init__(self, packed: Sequence[bytes]) -> None:
+    def __init__(self, packed: Mapping[str, bytes]) -> None:
         self._packed = packed
-        signed = self._column(1, np.int32)
+        signed = self.column("plans")
         self.allowed = signed >= 0
         self.plans = np.where(self.allowed, signed, ~signed)
 
-    def _column(self, place: int, kind: type[np.integer[Any]]) -> npt.NDArray[Any]:
-        return np.frombuffer(zlib.decompress(self._packed[place]), kind)
-
-    @property
-    def times(self) -> Ints:
-        return self._column(0, np.int64)
-
-    @property
-    def paths(self) -> npt.NDArray[np.uint16]:
-        return self._column(2, np.uint16)
-
-    @property
-    def marks(self) -> npt.NDArray[np.uint32]:
-        return self._column(3, np.uint32)
-
-    @property
-    def durations(self) -> Ints:
-        return self._column(4, np.int64)
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return the column with a name."""
+        return np.frombuffer(zlib.decompress(self._packed[name]), COLUMNS[name])
 
 
 Read = Callable[[_Block], npt.NDArray[Any]]
@@ -105,7 +92,7 @@ class Asked:
             charging_all: As if each arrival were charged. Otherwise, a shadow is not charged for denied requests.
         """
         sizes_of_plans = self._columns.sizes
-        reads: list[Read] = [lambda block: block.times]
+        reads: list[Read] = [lambda block: block.column("times")]
         if self.series.shadow and not charging_all:
             reads.append(lambda block: block.allowed | (sizes_of_plans[block.plans] == 1))
         bounds = np.append(changes(self.clients), len(self.clients))  # the first counter of each client, and the end
@@ -186,13 +173,34 @@ class Columns:
         self.plan_of_member = np.repeat(np.arange(len(ends), dtype=np.int32), self.sizes)
         self.series_of = np.frombuffer(recording.series_of, np.int32)
         self._part = np.array([_PARTS.fullmatch(name) is not None for name in recording.path_names.names])
-        parts = [self._part[block.paths] for block in self.blocks()]
+        parts = [self._part[block.column("paths")] for block in self.blocks()]
         shares = sum(map(np.count_nonzero, parts)), sum(map(len, parts))
         self.having = Having(20 * shares[0] >= shares[1], len(recording.agents.names) > _NO_OTHER)
 
     def blocks(self) -> Iterator[_Block]:
         """Yield the requests, in order of time."""
         return map(_Block, self.recording.blocks)
+
+    def charges_of(self, plan: int, replaced: Callable[[int, Charge], Charge | None]) -> list[Charge]:
+        """Return what a plan asks.
+
+        Args:
+            plan: The number of the plan.
+            replaced: (number of the counter, charge) → the charge to take in its place, or None to leave it out.
+        """
+        numbers = self.members[self.places_of(plan)].tolist()
+        charges = self.recording.unusual.get(plan) or map(self._charge, numbers)
+        found = (replaced(number, charge) for number, charge in zip(numbers, charges, strict=True))
+        return [charge for charge in found if charge is not None]
+
+    def places_of(self, plan: int) -> slice:
+        """Return where the counters of a plan are in `members`."""
+        end = self.recording.ends[plan]
+        return slice(end - int(self.sizes[plan]), end)
+
+    def _charge(self, number: int) -> Charge:
+        place, quota, shadow = self.recording.series[self.series_of[number]]
+        return Charge(self.recording.rules[place], Ask(self.keys[number], quota, 1, shadow))
 
     def limits(self, rule: int) -> int:
         """Return the number of different limits of a rule."""
@@ -221,11 +229,9 @@ class Columns:
         """Yield time, plan, status and duration of the requests with these plans. The duration is -1 if unknown."""
         for block in self.blocks():
             rows = np.flatnonzero(asking[block.plans])
-            times, plans, statuses = (
-                each[rows].tolist() for each in (block.times, block.plans, block.marks & _STATUSES)
-            )
-            held = block.durations
-            yield from zip(times, plans, statuses, held[rows].tolist() if len(held) else repeat(-1), strict=False)
+            times, statuses, lasted = (block.column(name) for name in ("times", "marks", "durations"))
+            columns = times, block.plans, statuses & _STATUSES, lasted
+            yield from zip(*(column[rows].tolist() for column in columns), strict=True)
 
     def clients(self, rule: int) -> int:
         """Return the number of different clients of a rule."""
@@ -235,7 +241,7 @@ class Columns:
 
     def facts(self, asked: Asked, chosen: Sequence[int]) -> list[Facts]:
         """Return what the log tells of some clients that asked a series."""
-        reads: list[Read] = [lambda block: block.times, lambda block: block.paths, lambda block: block.marks]
+        reads: list[Read] = [partial(_Block.column, name=name) for name in ("times", "paths", "marks")]
         number_of = np.full(len(asked.requests), -1, np.int64)
         number_of[list(chosen)] = np.arange(len(chosen))
         numbers = number_of[asked.clients]

@@ -5,7 +5,7 @@ eight limits. Most requests need no further decision: if a counter stays within 
 is charged, it denies nothing, whatever the others decide. Only requests with another counter are decided.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.errors import quoted
 from ratelimit_mw.foresight.clients import MOST_NAMED, Client, client_of, fair
 from ratelimit_mw.foresight.results import Curve, RuleResult, RulesOutcome
-from ratelimit_mw.foresight.simulation import identity_of
-from ratelimit_mw.foresight.what_if import Collection, Series, Subject, candidates, replayed_candidates
+from ratelimit_mw.foresight.simulation import Simulation, identity_of
+from ratelimit_mw.foresight.what_if import Recording, Series, Subject, candidates, replayed_candidates
 from ratelimit_mw.foresight.what_if.columns import Asked, Columns
 from ratelimit_mw.foresight.what_if.exact import (
     Bools,
@@ -40,42 +40,51 @@ _REPLAYED = 2
 """How many of the rules whose decisions are coupled are replayed, and how many limits of each, without being asked."""
 
 
-def find_curves(collection: Collection, outcome: RulesOutcome) -> tuple[list[Curve], list[str]]:
-    """Return the curves of all limits, in the order of the files, and why there are no others, as sentences.
+def find_curves(
+    recording: Recording,
+    subjects: Sequence[Subject],
+    outcome: RulesOutcome,
+    simulation: Callable[[], Simulation],
+    *,
+    every: bool,
+) -> tuple[list[Curve], list[str]]:
+    """Return the curves of limits, in their order, and why there are no others, as sentences.
 
     Args:
-        collection: What was collected during the replay.
+        recording: The requests of the replay.
+        subjects: The limits, in the order of the files.
         outcome: What the rules did.
+        simulation: Returns a new simulation of the rules, for a replay at another limit.
+        every: Replay every limit whose decisions are coupled. Otherwise, only some of the rules that deny most.
     """
-    recording = collection.recording
     if recording.too_many:
         return [], [recording.too_many]
-    makers = _Makers(collection, outcome)
+    makers = _Makers(recording, outcome, simulation)
     found: dict[int, Curve] = {}
     coupled: dict[int, str] = {}
-    for number, subject in enumerate(collection.subjects):
-        if makers.asked(subject):
+    for number, subject in enumerate(subjects):
+        if (subject.place, subject.quota) in makers.series:
             curve = makers.exact(subject)
             if isinstance(curve, str):
                 coupled[number] = curve
             else:
                 found[number] = curve
-    for number in _chosen(collection, coupled, outcome.rules):
-        found[number] = makers.replayed(collection.subjects[number], coupled.pop(number))
-    without = {collection.subjects[number].rule.name: why for number, why in coupled.items()}
+    usable = [number for number, why in coupled.items() if why != _DROPPED]
+    for number in usable if every else _denying_most(usable, subjects, outcome.rules):
+        found[number] = makers.replayed(subjects[number], coupled.pop(number))
+    without = {subjects[number].rule.name: why for number, why in coupled.items()}
     return [found[number] for number in sorted(found)], list(_reasons(without))
 
 
-def _chosen(collection: Collection, coupled: Mapping[int, str], results: Mapping[int, RuleResult]) -> list[int]:
-    """Return which of the coupled limits are replayed: those of the named rule, or of the rules that deny most."""
-    if collection.name is not None:
-        return [number for number, why in coupled.items() if why != _DROPPED]
+def _denying_most(
+    numbers: Sequence[int], subjects: Sequence[Subject], results: Mapping[int, RuleResult]
+) -> Iterator[int]:
+    """Yield the first limits of the rules that deny most."""
     by_rule: dict[int, list[int]] = {}
-    for number, why in coupled.items():
-        if why != _DROPPED:
-            by_rule.setdefault(collection.subjects[number].place, []).append(number)
-    places = sorted(by_rule, key=lambda place: -results[place].denied)[:_REPLAYED]
-    return [number for place in places for number in by_rule[place][:_REPLAYED]]
+    for number in numbers:
+        by_rule.setdefault(subjects[number].place, []).append(number)
+    for place in sorted(by_rule, key=lambda place: -results[place].denied)[:_REPLAYED]:
+        yield from by_rule[place][:_REPLAYED]
 
 
 def _reasons(coupled: Mapping[str, str]) -> Iterator[str]:
@@ -123,25 +132,21 @@ class _Makers:
     """Makes the curves of single limits.
 
     Args:
-        collection: What was collected during the replay.
+        recording: The requests of the replay.
         outcome: What the rules did.
+        simulation: Returns a new simulation of the rules.
+
+    Attributes:
+        series: The series of the limits that a request asked, by the place of the rule and the quota.
     """
 
-    def __init__(self, collection: Collection, outcome: RulesOutcome) -> None:
-        self._collection, self._outcome = collection, outcome
-        self._recording = collection.recording
-        self._columns = Columns(collection.recording)
+    def __init__(self, recording: Recording, outcome: RulesOutcome, simulation: Callable[[], Simulation]) -> None:
+        self._recording, self._outcome, self._simulation = recording, outcome, simulation
+        self._columns = Columns(recording)
+        self.series = {each[:2]: each for each in reversed(recording.series)}
         self._grouped = any(rule.quota_group for rule in self._recording.rules)
         """Whether a counter may admit what another one denies."""
         self._lasts: dict[tuple[Series, Sequence[Quota]], Ints | None] = {}
-
-    def asked(self, subject: Subject) -> bool:
-        """Return True if a request asked a limit."""
-        return any(each[:2] == (subject.place, subject.quota) for each in self._columns.series)
-
-    def series_of(self, subject: Subject) -> Series:
-        """Return the series of a limit that a request asked."""
-        return next(each for each in self._columns.series if each[:2] == (subject.place, subject.quota))
 
     def exact(self, subject: Subject) -> Curve | str:
         """Return the curve by arithmetic, or why there is none."""
@@ -151,7 +156,7 @@ class _Makers:
         way = ALGORITHMS[subject.quota.algorithm].at_all_limits
         if way is None:
             return f"{subject.quota.algorithm} does not say how it decides at all limits at once"
-        asked = _Clients(self._columns, self.series_of(subject))
+        asked = _Clients(self._columns, self.series[subject.place, subject.quota])
         if not asked.known_peaks:
             return "its window is too long"
         try:
@@ -168,7 +173,7 @@ class _Makers:
         """Return the curve by further decisions of the engine."""
         place = subject.place
         result = self._outcome.rules[place]
-        asked = _Clients(self._columns, self.series_of(subject))
+        asked = _Clients(self._columns, self.series[subject.place, subject.quota])
         limited = {subject.limit: {identity for rule, identity in self._outcome.clients if rule == place}}
         points = {subject.limit: (result.denied, result.clients)}
         quotas = dict(subject.quotas(replayed_candidates(subject.limit)))
@@ -234,7 +239,7 @@ class _Makers:
             always = len(quotas) if last is None else np.where(last >= 0, last if own else len(quotas), -1)
             highest[columns.series_of == columns.series[series]] = always
         for plan in self._recording.unusual:
-            highest[columns.members[self._recording.places_of(plan)]] = len(quotas)
+            highest[columns.members[columns.places_of(plan)]] = len(quotas)
         for index in range(len(quotas)):
             yield highest >= index
 
@@ -280,16 +285,16 @@ class _Makers:
                 return charge._replace(ask=charge.ask._replace(quota=quota))
             return charge
 
-        simulation = self._collection.simulation()
+        simulation = self._simulation()
         made: dict[int, tuple[Plan, Sequence[int], _RepeatedDenial]] = {}
         denied, limited = 0, set[str]()
         try:
             for at, number, status, lasted in columns.decidable(asking):
                 known = made.get(number)
                 if known is None:
-                    charges = recording.charges_of(number, replaced)
+                    charges = columns.charges_of(number, replaced)
                     places = [place for place, charge in enumerate(charges) if charge.rule is rule]
-                    asked = columns.members[recording.places_of(number)]
+                    asked = columns.members[columns.places_of(number)]
                     alone = bool((askers[asked[used[asked]]] == 1).all())
                     repeated = _RepeatedDenial(charges, places, alone=alone, never=whole or rule.shadow)
                     known = made[number] = simulation.plan_of(charges), places, repeated
