@@ -30,7 +30,7 @@ from ratelimit_mw.cli.common import (
     with_retries,
 )
 from ratelimit_mw.cli.lint import check as examined_file
-from ratelimit_mw.cli.routes import Comparison, compare, read_app, with_limits_required
+from ratelimit_mw.cli.routes import Comparison, compare, read_app
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.decision.explanation import Explanation
 from ratelimit_mw.errors import StoreUnavailable
@@ -83,9 +83,9 @@ def check(
     if app is not None:
         read = read_app(app)
         known = {name for found in examined.values() if found.rules for name in rule_names(found.rules)}
-        compared = {file: compare(read, found, known) for file, found in examined.items()}
-        if require_limits:
-            compared = {file: with_limits_required(found, file) for file, found in compared.items()}
+        compared = {
+            file: compare(read, file, found, known, require_limits=require_limits) for file, found in examined.items()
+        }
         examined = {file: comparison.examined for file, comparison in compared.items()}
     if as_json:
         mappings = [_as_mapping(file, found, compared.get(file)) for file, found in examined.items()]

@@ -301,11 +301,7 @@ def _denials_to(path: Path | None, rule: str | None) -> Iterator[Callable[[Denie
         return
     if path.suffix not in (".csv", ".jsonl"):
         raise typer.BadParameter(f"{path.name!r} must end in .csv or .jsonl", param_hint="--denials")
-    try:
-        file = path.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise typer.BadParameter(f"{str(path)!r} can't be written: {error.strerror}", param_hint="--denials") from None
-    with _writing(path), file:
+    with _writing(path), path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         if path.suffix == ".csv":
             table.writerow(("time", *DeniedRequest._fields[1:]))

@@ -237,40 +237,36 @@ class Comparison:
             yield ""
 
 
-def with_limits_required(compared: Comparison, file: str) -> Comparison:
-    """Return the comparison of an app with a file, with a problem for each route that the file does not limit."""
-    problems = [
-        Problem(f"{row.shown_methods} {row.path} of {compared.app} has no limit", file=file, hint=_DEFAULT)
-        for row in compared.without_path
-        if not row.rules
-    ]
-    examined = compared.examined._replace(problems=(*compared.examined.problems, *problems))
-    return replace(compared, examined=examined)
-
-
 _DEFAULT = "a rule with by: ip+route, and without match, limits each route; exempt names those that need no limit"
 
 
-def compare(app: ReadApp, examined: Examined, known: Collection[str]) -> Comparison:
+def compare(app: ReadApp, file: str, examined: Examined, known: Collection[str], *, require_limits: bool) -> Comparison:
     """Compare an app with the rules of a file.
 
     Args:
         app: The app.
+        file: The name of the file.
         examined: What `check` found in the file.
         known: The names of the rules of all files that are checked.
+        require_limits: A route that the file does not limit is a problem.
     """
     rules = examined.rules
     if rules is None or rules.source is not None or rules.asking is not None:  # the rules themselves are elsewhere
         return Comparison(app.name, examined, ())
     rows = list(rows_of(app.routes, rules))
     names = sorted({name for route in app.routes for name in route.asked if isinstance(name, str)} - set(known))
-    problems = (*examined.problems, *(unknown_rule(name, known) for name in names))
+    problems = [*examined.problems, *(unknown_rule(name, known) for name in names)]
     unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
     warnings = [each for each in examined.warnings if each not in unneeded]
     warnings += [*_unmatched(app.name, app.routes, rules, examined), *changing_identities(app, rules)]
     warnings += untyped(app.routes, rules, paths_of_rules(examined))
     without_path = tuple(row for row in rows if not row.protected)
-    return Comparison(app.name, examined._replace(problems=problems, warnings=tuple(warnings)), without_path)
+    for row in without_path if require_limits else ():
+        if not row.rules:
+            message = f"{row.shown_methods} {row.path} of {app.name} has no limit"
+            problems.append(Problem(message, file=file, hint=_DEFAULT))
+    found = examined._replace(problems=tuple(problems), warnings=tuple(warnings))
+    return Comparison(app.name, found, without_path)
 
 
 def _unmatched(app: str, found: Sequence[AppRoute], rules: Rules, examined: Examined) -> Iterator[Problem]:

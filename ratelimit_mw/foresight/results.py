@@ -189,8 +189,7 @@ class Curve(NamedTuple):
         all_clients: The clients that it was asked for: the different identities that it counts.
         peaks: How many clients have how many requests in their busiest window, as (requests, clients), ascending by
             requests. If the algorithm counts in one window, this is its own. Otherwise it is any span of one period.
-            If there are very many different numbers, neighbours are joined under the greatest of them. Empty if the
-            window is too long for the arithmetic.
+            Empty if the window is too long for the arithmetic.
         hit: The clients that the limits hit, at most 50 for each step from one limit to the next, and 300 in all.
     """
 

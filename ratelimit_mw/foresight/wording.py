@@ -1,7 +1,9 @@
 """What a replay finds in words: the names of clients, the sentence, the times and the notes."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from fractions import Fraction
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -128,6 +130,19 @@ def changes(difference: Difference, most: int) -> Iterator[Change]:
 def spelled(number: int, *, at_least: bool = False) -> str:
     """Return a number with commas, after "≥" if it may be larger."""
     return f"{'≥ ' if at_least else ''}{number:,}"
+
+
+def written_numbers(digits: Sequence[int], highest: Fraction | int) -> list[int]:
+    """Return the whole numbers that people write, ascending, up to the first that is at least `highest`.
+
+    Args:
+        digits: The first two digits of these numbers, ascending, from 10 on.
+        highest: The last number, or one below it.
+    """
+    decades = range(len(str(int(highest))) + 1)
+    numbers = [each * 10**decade for decade in decades for each in digits]
+    found = [number // 10 for number in numbers if number % 10 == 0]
+    return found[: bisect_left(found, highest) + 1]
 
 
 def share(part: int, whole: int) -> str:

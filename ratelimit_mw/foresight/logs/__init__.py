@@ -199,24 +199,17 @@ class Log:
         return opener
 
     def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
-        rest, skipping = b"", False
-        while chunk := stream.read(_BLOCK):
-            if skipping:  # the rest of a line that is too long
-                _, newline, chunk = chunk.partition(b"\n")
-                skipping = not newline
-                if skipping:
-                    continue
-            end = chunk.rfind(b"\n") + 1
-            if end:
-                yield rest + chunk[:end]
-                rest = chunk[end:]
+        while block := stream.read(_BLOCK):
+            end = b"\n" if block.endswith(b"\n") else stream.readline(_LONGEST)
+            if len(end) == _LONGEST:  # the last line is too long
+                whole = block.rfind(b"\n") + 1
+                self.unreadable.add(block[whole : whole + 1000].decode("utf-8", "replace"))
+                block = block[:whole]
+                while end and not end.endswith(b"\n"):
+                    end = stream.readline(_LONGEST)
             else:
-                rest += chunk
-            if len(rest) > _LONGEST:
-                self.unreadable.add(rest[:1000].decode("utf-8", "replace"))
-                rest, skipping = b"", True
-        if rest:
-            yield rest + b"\n"
+                block += end
+            yield block.removesuffix(b"\n") + b"\n"
 
 
 _WRAPPED = re.compile(

@@ -9,6 +9,7 @@ from ratelimit_mw.foresight.logs.structured import (
     FIELDS_LINE,
     PRODUCTS,
     NamedFormat,
+    Places,
     columns_of,
     csv_places,
     delimiter_of,
@@ -200,20 +201,24 @@ def _usable(places: Mapping[str, object]) -> bool:
     return not places.keys().isdisjoint(TIMES) and not places.keys().isdisjoint(("request", "target", "path"))
 
 
+def _merged(known: Places, given: Mapping[str, str], problem: str) -> Places:
+    """Return where fields are: where they are given, or else known. Raises UnusableLog if they are too few."""
+    timed = not given.keys().isdisjoint(TIMES)
+    places = {field: names for field, names in known.items() if not (timed and field in TIMES)}
+    places |= {field: (place,) for field, place in given.items()}
+    if not _usable(places):
+        raise UnusableLog(problem)
+    return places
+
+
 def _json(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
-    given = {field: (place,) for field, place in places.items()}
     product = product_of(lines)
-    merged = {**(PRODUCTS[product] if product else {}), **given}
-    if "time" in given:
-        merged.pop("end", None)
-    if "end" in given:
-        merged.pop("time", None)
-    if not _usable(merged):
-        names = ", ".join(PRODUCTS)
-        raise UnusableLog(
-            f"the lines are JSON, but not that of {names}: say where the fields are, with --field time=NAME "
-            f"--field ip=NAME --field method=NAME --field target=NAME. The first line is: {lines[0].strip():.200}"
-        )
+    merged = _merged(
+        PRODUCTS[product] if product else {},
+        places,
+        f"the lines are JSON, but not that of {', '.join(PRODUCTS)}: say where the fields are, with --field time=NAME "
+        f"--field ip=NAME --field method=NAME --field target=NAME. The first line is: {lines[0].strip():.200}",
+    )
     form = NamedFormat(f"json ({product})" if product else "json", merged)
     if not _fits(form, lines):
         raise UnusableLog(
@@ -225,13 +230,12 @@ def _json(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
 
 def _w3c(lines: Sequence[str], places: Mapping[str, str]) -> LineFormat:
     header = next((line for line in lines if line.startswith(FIELDS_LINE)), "")
-    columns = header.removeprefix(FIELDS_LINE).split()
-    merged = {**w3c_places(columns), **{field: (place,) for field, place in places.items()}}
-    if not _usable(merged):
-        raise UnusableLog(
-            "the line `#Fields:` of this log, if it has one, does not name the time and the request (date, time and "
-            f"cs-uri-stem). The first line is: {lines[0].strip():.200}"
-        )
+    merged = _merged(
+        w3c_places(header.removeprefix(FIELDS_LINE).split()),
+        places,
+        "the line `#Fields:` of this log, if it has one, does not name the time and the request (date, time and "
+        f"cs-uri-stem). The first line is: {lines[0].strip():.200}",
+    )
     return NamedFormat("w3c", merged, commented=True)
 
 
@@ -241,10 +245,10 @@ def _csv(header: str, places: Mapping[str, str]) -> LineFormat:
     unknown = [place for place in places.values() if place not in columns and not place.isdigit()]
     if unknown:
         raise UnusableLog(f"--field: unknown column {unknown[0]!r}; the columns are {', '.join(columns)}", usage=True)
-    merged = {**csv_places(columns), **{field: (place,) for field, place in places.items()}}
-    if not _usable(merged):
-        raise UnusableLog(
-            "no column is known to have the time, or the request: say where they are, with --field time=COLUMN "
-            f"--field ip=COLUMN --field target=COLUMN. The columns are {', '.join(columns)}"
-        )
+    merged = _merged(
+        csv_places(columns),
+        places,
+        "no column is known to have the time, or the request: say where they are, with --field time=COLUMN "
+        f"--field ip=COLUMN --field target=COLUMN. The columns are {', '.join(columns)}",
+    )
     return NamedFormat("csv", merged, delimiter)

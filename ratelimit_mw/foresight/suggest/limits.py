@@ -18,6 +18,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.requests import Requests, readings_of
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
 from ratelimit_mw.foresight.suggest.traffic import INT, UUID, Traffic, by_time, route_of, status_of, user_of
+from ratelimit_mw.foresight.wording import written_numbers
 from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, HOUR, MINUTE
 
@@ -108,20 +109,12 @@ def reached(edge: int, ascending: Iterable[int]) -> int:
 
 def round_limit(number: Fraction) -> int:
     """Return the round number next to this one, such as 60, 80, 100, 120 or 150. The larger one if both are as near."""
-    return min(_round_numbers(number), key=lambda each: (abs(each - number), -each))
+    return min(written_numbers(_ROUND, number), key=lambda each: (abs(each - number), -each))
 
 
 def next_round(number: int) -> int:
     """Return the smallest round number that is at least this number."""
-    return min(each for each in _round_numbers(Fraction(number)) if each >= number)
-
-
-def _round_numbers(number: Fraction) -> list[int]:
-    """Return the round numbers with as many digits as this number, and the first one with more."""
-    power = 1
-    while 10 * power <= number:
-        power *= 10
-    return [each * power // 10 for each in (*_ROUND, 100) if each * power % 10 == 0]
+    return written_numbers(_ROUND, number)[-1]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.foresight.clients import agent_of
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.simulation import identity_of
+from ratelimit_mw.foresight.wording import written_numbers
 from ratelimit_mw.model import Ask, Charge, Quota, Rule
 from ratelimit_mw.rules.compiled import BLOCKED, CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -29,7 +30,7 @@ MOST_LIMITS = 50
 """The most limits of an exact curve."""
 
 _DIGITS = (10, 12, 15, 18, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90)
-"""The numbers of each decade that people write, in tenths."""
+"""The numbers of each decade that people write, see `written_numbers`."""
 
 _FACTORS = (1 / 4, 1 / 2, 3 / 4, 3 / 2, 2, 4, 8)
 
@@ -126,7 +127,7 @@ def candidates(limit: int, peaks: Sequence[tuple[int, int]]) -> list[int]:
     """
     highest = peaks[-1][0] if peaks else 1
     lowest = min(_median(peaks), max(limit, 1), highest) // 2
-    found = [each for each in _written(max(highest, limit)) if each >= lowest]
+    found = [each for each in written_numbers(_DIGITS, max(highest, limit)) if each >= lowest]
     fixed = {limit, highest}
     free = [each for each in found if each not in fixed]
     most = MOST_LIMITS - len(fixed)
@@ -142,14 +143,6 @@ def replayed_candidates(limit: int) -> list[int]:
         wanted = max(round(limit * factor), 1)
         found.append(next(each for each in count(wanted) if each != limit and each not in found))
     return sorted(found)
-
-
-def _written(highest: int) -> list[int]:
-    """Return the numbers that people write, up to the first that is at least `highest`."""
-    decades = range(len(str(highest)) + 1)
-    numbers = [digits * 10**decade for decade in decades for digits in _DIGITS]
-    found = [number // 10 for number in numbers if number % 10 == 0]
-    return found[: bisect_left(found, highest) + 1]
 
 
 def _median(peaks: Sequence[tuple[int, int]]) -> int:

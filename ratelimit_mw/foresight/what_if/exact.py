@@ -146,17 +146,12 @@ def busiest_windows(arrivals: Sequences, quota: Quota) -> Ints:
     return highest
 
 
-def distribution(peaks: Ints, most: int = 400) -> tuple[tuple[int, int], ...]:
+def distribution(peaks: Ints) -> tuple[tuple[int, int], ...]:
     """Return how many clients have each peak, as (peak, clients), ascending.
 
-    If there are more than `most` different peaks, neighbours are joined under the greatest of them.
+    Ten million requests have at most 4 472 different peaks.
     """
     values, counts = np.unique(peaks, return_counts=True)
-    if len(values) > most:
-        edges = np.unique(np.geomspace(values[0], values[-1], most).astype(np.int64))
-        edges[-1] = values[-1]
-        starts = changes(np.searchsorted(edges, values, side="left"))
-        values, counts = values[np.append(starts[1:], len(values)) - 1], np.add.reduceat(counts, starts)
     return tuple(zip(values.tolist(), counts.tolist(), strict=True))
 
 
