@@ -70,18 +70,17 @@ class LogInFlight(InFlight):
         self._due: float = float("inf")
 
     def hold(self, asks: Sequence[Ask], at: int) -> InFlightPlace:
-        """See `InFlight.hold`."""
+        """See `InFlight.hold`. It starts no thread."""
         self._due = min(self._due, at + PERIOD // 3)
-        return super().hold(asks, at)
+        place = InFlightPlace(asks, at, self._now())
+        self._places.add(place)
+        return place
 
     def renew(self) -> None:
         """See `InFlight.renew`. Before the first place is due, it takes no time."""
         if self._now() >= self._due:
             super().renew()
             self._due = min([place.renewed_at for place in self._places], default=float("inf")) + PERIOD // 3
-
-    def _start(self) -> None:
-        """Start no thread."""
 
 
 class Simulation:

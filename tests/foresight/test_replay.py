@@ -222,6 +222,15 @@ def test_a_request_of_many_minutes_keeps_its_place(log):
     assert counts(result) == {"one": (22, 20)}
 
 
+def test_requests_in_flight_need_no_thread(log):
+    running = []
+    requests = log(*(timed(second, 60) for second in range(9)))
+    rule = {"name": "two", "by": "ip", "limit": "2 concurrent"}
+    before = threading.enumerate()
+    replayed(requests, rule, form=TIMED, on_denial=lambda _: running.append(threading.enumerate()))
+    assert running == [before] * 7
+
+
 def test_a_status_is_settled_when_the_request_has_ended(log):
     login = {"name": "login", "limit": "1 per minute", "count": {"status": [401]}}
     early = replayed(log(timed(0, 5), timed(1, 1), timed(6, 1)), login, form=TIMED)

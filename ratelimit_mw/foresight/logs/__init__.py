@@ -135,16 +135,14 @@ class Log:
         while end > begin:
             start = max(begin, end - _BLOCK)
             self._raw.seek(start)
-            chunk = self._raw.read(end - start) + rest
-            first, newline, lines = chunk.partition(b"\n") if start > begin else (b"", b"\n", chunk)
-            rest = first if newline else chunk
+            rest, *lines = (self._raw.read(end - start) + rest).split(b"\n")  # the first line may begin before it
             end = start
-            if newline and lines:
-                yield b"".join(line + b"\n" for line in reversed(lines.removesuffix(b"\n").split(b"\n")))
-                rest += b"\n" if first else b""
+            if lines:
+                yield b"".join(line + b"\n" for line in reversed(lines))
             if len(rest) > _LONGEST:
                 self.unreadable.add(rest[:1000].decode("utf-8", "replace"))
                 rest = b""
+        yield rest + b"\n"
 
     def entries(self, wanted: Sequence[str]) -> Iterator[list[LogEntry]]:
         """Read the log after `detect`: yield the requests of one block after the other.
