@@ -63,12 +63,11 @@ class Engine:
         """Is called with each denial on the path of the request: the verdict, the index of the counter that denies (-1
         for none), the reason, and whether a shadow rule would have denied it. None if no code needs it."""
         self.tally = storage.tally
-        self.planner = Planner(self._would_shed, self.tally.shed, clock)
+        self.planner = Planner(self._would_shed, self.tally.shed, clock, retriever.names)
         self.settlement = Settlement(storage)
         self.waits = storage.store.waits
         """Whether a decision may have to wait for the store."""
         retriever.require(storage.wrap_for)
-        self.planner.names.bind(retriever)
         retriever.on_switch = self.planner.switch.turn
 
     @cached_property

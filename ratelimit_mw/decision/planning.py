@@ -145,16 +145,17 @@ class Planner:
         would_shed: see `Shedder`.
         shed: see `Shedder.counts`.
         clock: the user's clock, or None for the system's.
+        names: what the app has used with the limiter.
     """
 
-    def __init__(self, would_shed: WouldShed, shed: Counter[str], clock: Clock | None) -> None:
+    def __init__(self, would_shed: WouldShed, shed: Counter[str], clock: Clock | None, names: UsedNames) -> None:
         self._clock = clock
         self.switch = KillSwitch(clock)
         self._shedding = would_shed, shed
         self._meter: Meter | None = None
         self._shapes: dict[Hashable, Shape] = {}
         self._once = Once()
-        self.names = UsedNames()
+        self.names = names
 
     @cached_property
     def shedder(self) -> Shedder:

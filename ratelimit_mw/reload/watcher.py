@@ -15,7 +15,7 @@ from ratelimit_mw.logs import logger
 from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork, rlock
 from ratelimit_mw.reload.controls import Controls, Setting
 from ratelimit_mw.reload.source import LONGEST, Kept, Loader
-from ratelimit_mw.rules.domains import Rules
+from ratelimit_mw.rules.domains import Rules, UsedNames
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import MemoryRecords
 
@@ -58,6 +58,8 @@ class Retriever:
     def __init__(self, config: Config, clock: Clock | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._loader = Loader(config, environ)
         self._checks: list[Callable[[Rules], None]] = []
+        self.names = UsedNames()
+        """What the app has used. Newer rules must have it, too."""
         self.controls = Controls(clock or SystemClock())
         self.on_switch: Callable[[Setting], object] = lambda _setting: None
         """Is called with the setting of the kill switch, each time that it is set or ends."""
@@ -233,6 +235,8 @@ class Retriever:
     def _checked(self, kept: Kept, *checks: Callable[[Rules], None]) -> Rules:
         """Return the rules of these documents. Raises ConfigurationError."""
         rules = self._loader.compiled(kept)
+        if self._used is not None:
+            self.names.check(rules, self.rules)
         for check in (*self._checks, *checks):
             check(rules)
         return rules

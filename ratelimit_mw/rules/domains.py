@@ -4,8 +4,6 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
-from weakref import ref
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import ConfigurationError, Problem, collecting, near, nearest, quoted
@@ -261,16 +259,6 @@ def _without_routes(limit: str, how: str, hint: str) -> Problem:
     )
 
 
-class InForce(Protocol):
-    """What has the rules in force, see `reload.watcher.Retriever`."""
-
-    rules: Rules
-
-    def require(self, check: Callable[[Rules], None]) -> None:
-        """Refuse rules for which `check` raises ConfigurationError."""
-        ...
-
-
 class UsedNames:
     """The names that an app has used with one limiter. All of them existed when they were used.
 
@@ -312,18 +300,7 @@ class UsedNames:
                 with suppress(ConfigurationError):
                     self.name_of(rules, rule)
 
-    def bind(self, retriever: InForce) -> None:
-        """Make `retriever` refuse rules that lack a used name."""
-        held = ref(retriever)  # the retriever keeps `check`, and must not keep itself
-
-        def check(rules: Rules) -> None:
-            watched = held()
-            if watched is not None:
-                self._check(rules, watched.rules)
-
-        retriever.require(check)
-
-    def _check(self, rules: Rules, before: Rules) -> None:
+    def check(self, rules: Rules, before: Rules) -> None:
         """Raise ConfigurationError if `rules` lack a used name. `before` are the rules in force.
 
         The inline limits that were asked for are compiled, so that no request has to do it.
