@@ -407,6 +407,30 @@ def test_a_request_that_is_cancelled_while_it_takes_a_place_gives_it_back(any_se
     reader.close()
 
 
+def test_a_request_that_another_task_of_its_batch_cancels_gives_its_place_back(any_server):
+    place = Ask("d:r:{x}", Quota("concurrency", 1, 3600 * SECOND, buckets=10, refundable=True))
+    other = Ask("d:o:{x}", quota(limit=9))
+
+    async def main():
+        store = RedisStore(any_server.url, timeout=10)
+
+        async def first():
+            await store.aask(([other], DECIDE))
+            taking.cancel()
+
+        looks = [store.aask(([place], LOOK)) for _ in range(2)]
+        await asyncio.gather(*looks)  # connects; the next requests share a batch, too
+        cancelling = asyncio.create_task(first())
+        taking = asyncio.create_task(store.aask(([place], DECIDE)))
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await cancelling
+        assert (await store.aask(([place], LOOK))).outcomes[0].allowed
+        await store.aclose()
+
+    asyncio.run(main())
+
+
 def test_the_context_of_a_request_does_not_live_on(any_server):
     class Heavy:
         pass

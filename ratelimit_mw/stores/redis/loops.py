@@ -202,7 +202,7 @@ class LoopBatcher:
             return
         gone: StoreUnavailable | None = None
         in_time = False
-        answered: list[tuple[asyncio.Future[Reply], Reply]] = []
+        answered: list[tuple[_Job, Reply]] = []
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 self._fail_job(job, result)
@@ -214,7 +214,7 @@ class LoopBatcher:
             else:
                 if job[4] and not all(map(_allowed, result[1])):
                     job[4](job[0][0], int(batch[0] * SECOND), result)
-                answered.append((job[1], result))
+                answered.append((job, result))
         self._alone = len(jobs) == 1 and not self._waiting
         if answered or in_time:
             self.answered_at = monotonic()
@@ -236,7 +236,7 @@ class LoopBatcher:
             request = places, intent._replace(charged_at=reply.now)
             self._waiting.append((request, unread, loop.time() + self._timeout, token, None))
 
-    def _resume(self, answered: "list[tuple[asyncio.Future[Reply], Reply]]") -> None:
+    def _resume(self, answered: "list[tuple[_Job, Reply]]") -> None:
         """Continue the tasks that wait for these replies, and send together what they ask next.
 
         The reader of a connection calls this, so no task is running. A plain future would leave its task to the next
@@ -244,8 +244,10 @@ class LoopBatcher:
         """
         loop = asyncio.get_running_loop()
         self._deadline, self._flushing = loop.time() + self._timeout, not self._alone
-        for future, reply in answered:
+        for job, reply in answered:
+            future = job[1]
             if future.done():  # a task before has cancelled it
+                self._release(job, reply)
                 continue
             # A list of pairs or None, also in Python 3.14. It is copied, because it may be the own list of the future.
             callbacks: Any = list(future._callbacks or ())  # noqa: SLF001  there is no public name
