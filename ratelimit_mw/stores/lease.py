@@ -7,7 +7,7 @@ With `consistency: write_back`, it decides on its own ("on account") and charges
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -47,7 +47,8 @@ class Lease:
         offset: the store's time minus the local time.
         owed: what must be refunded to the counter, by the start of the window. A negative amount is a charge.
         busy: the call under way that settles or fills the lease. No other may begin before it ends.
-        closed: whether the store has too little left to fill the lease before the next turn.
+        closed: whether the lease is not filled before the next turn, because the store has too little left, or because
+            a call takes so long that the window may end before its reply.
     """
 
     def __init__(self, key: str, quota: Quota) -> None:
@@ -67,8 +68,8 @@ class Lease:
 
     @property
     def owes(self) -> bool:
-        """Whether the store must be told something before it knows what was spent."""
-        return self.room != self.uncharged or bool(self.owed)
+        """Whether the lease must be settled before the store decides on what it does not cover."""
+        return bool(self.room or self.uncharged or self.owed)
 
     def fits(self, quota: Quota, cost: int, now: int) -> bool:
         """Whether the lease covers `cost` at the local time `now`."""
@@ -95,8 +96,8 @@ class Lease:
             self.amount += min(max(self.spent, self.before), max(self.in_store - ask.cost, 0) // PART)
         return self.amount
 
-    def fill(self, outcome: Outcome, now: int, most: int) -> None:
-        """Take up the outcome of what `ask_for` has asked for. `now` is the time of the store.
+    def fill(self, outcome: Outcome, now: int, took: int, most: int) -> None:
+        """Take up the outcome of what `ask_for` has asked for. `now` is the time of the store, which `took` so long.
 
         The lease is valid until its window ends, and for the time `most` at most.
         """
@@ -108,10 +109,11 @@ class Lease:
         self.start, end = unit(self.quota, now)
         self.until = self.since + min(end - now, most)
         self.offset, self.resets = now - self.since, now + outcome.reset_after
+        self.closed = 2 * took > end - self.start
         if self.on_account:
             self.uncharged = max(outcome.remaining - self.uncertain, 0)
-        else:
-            self.closed = outcome.remaining < PART
+        elif outcome.remaining < PART:
+            self.closed = True
         self.room = self.amount + self.uncharged
 
     def end(self) -> None:
@@ -232,11 +234,12 @@ class LeaseLedger:
                 cold = cold and times < HOT
         return cold
 
-    def claim(self, asks: Sequence[Ask], now: int) -> tuple[list[Claim], dict[Lease, Ask]]:
+    def claim(self, asks: Sequence[Ask], now: int, filled: Collection[Lease]) -> tuple[list[Claim], dict[Lease, Ask]]:
         """Spend from the leases what they cover. The caller must pass the claims to `conclude`.
 
         If a lease can be filled or must be settled first, nothing is spent, and all such leases are returned with
-        their asks.
+        their asks. The leases in `filled` are not filled again: a lease may have ended before its reply, or may not
+        cover all that a request asks of one counter, and the request would never end.
         """
         claims: list[Claim] = []
         lacking: dict[Lease, Ask] = {}
@@ -245,7 +248,7 @@ class LeaseLedger:
             covered = lease is not None and lease.fits(ask.quota, ask.cost, now)
             if lease and covered:
                 lease.spend(ask.cost)
-            elif lease and (lease.busy or lease.owes or not lease.closed):
+            elif lease and (lease.busy or lease.owes or not (lease.closed or lease in filled)):
                 lacking[lease] = ask
             if lease:
                 lease.flying += ask.cost

@@ -165,12 +165,13 @@ class Leases(Wrapper):
 
     def _claim(self, asks: Sequence[Ask]) -> Steps[Sequence[Claim]]:
         """Spend from the leases, after those that lack something were filled. The store decides on the rest."""
+        filled: set[Lease] = set()
         while True:
             with self.guard:
                 now = self._now()
                 if not self.ledger.leases:
                     self._next_turn = now + self._microseconds
-                claims, lacking = self.ledger.claim(asks, now)
+                claims, lacking = self.ledger.claim(asks, now, filled)
                 busy = next((lease.busy for lease in lacking if lease.busy), None)
                 owing = [lease for lease in lacking if lease.owes]
                 filling = UnderWay(lacking) if lacking and not (busy or owing) else None
@@ -185,6 +186,7 @@ class Leases(Wrapper):
             elif owing:
                 yield from self._settle(owing)
             elif filling:
+                filled.update(filling.leases)
                 yield from self._fill(filling, away)
 
     def _fill(self, filling: UnderWay, asks: Sequence[Ask]) -> Steps[None]:
@@ -195,7 +197,7 @@ class Leases(Wrapper):
                 for lease, ask, outcome in zip(filling.leases, asks, reply.outcomes, strict=True):
                     now = time_of(reply.now, lease.key)
                     if lease.busy is filling:
-                        lease.fill(outcome, now, 2 * self._microseconds)
+                        lease.fill(outcome, now, self._now() - lease.since, 2 * self._microseconds)
                     elif outcome.allowed:  # another request did not wait any longer
                         lease.owe(unit(lease.quota, now)[0], ask.cost)
         finally:

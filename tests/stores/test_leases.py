@@ -41,13 +41,17 @@ class Counted(Store):
         self.store = MemoryStore(clock=clock)
         self.decided = self.settled = 0
         self.away = False
+        self.late = lambda: None  # is called before each reply
 
     def ask(self, request):
         if self.away:
             raise StoreUnavailable("away")
         self.decided += request[1].decides
         self.settled += not request[1].decides
-        return self.store.ask(request)
+        assert self.decided + self.settled < 100_000
+        reply = self.store.ask(request)
+        self.late()
+        return reply
 
     async def aask(self, request):
         return self.ask(request)
@@ -342,6 +346,28 @@ def test_the_same_counter_twice_in_a_request_is_not_overdrawn(leases, store):
     leases.decide([ask._replace(cost=room), ask._replace(cost=room)])
     leases.close()
     assert store.taken(ask) == 30 + 2 * room
+
+
+@pytest.mark.parametrize("costs", [(1, 1), (5, 1), (1, 5), (3, 3, 3)])
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_the_same_counter_twice_in_a_request_does_not_fill_its_lease_for_ever(leases, store, consistency, costs):
+    asks = [Ask("d:r:{x}", quota(2 * HOT, consistency), cost) for cost in costs]
+    for _ in range(2 * HOT):
+        before = store.decided + store.settled
+        leases.decide(asks)
+        assert store.decided + store.settled <= before + 4
+    leases.close()
+    assert 2 * HOT - sum(costs) < store.taken(asks[0]) <= 2 * HOT
+
+
+@pytest.mark.parametrize("consistency", ["lease", "write_back"])
+def test_a_window_that_ends_before_each_reply_does_not_fill_a_lease_for_ever(leases, store, clock, consistency):
+    ask = Ask("d:r:{x}", quota(1_000, consistency, period=SECOND // 100))
+    store.late = lambda: clock.advance(0.02)
+    for _ in range(3 * HOT):
+        before = store.decided + store.settled
+        assert leases.decide([ask]).admits([ask])
+        assert store.decided + store.settled <= before + 3
 
 
 @pytest.mark.parametrize("consistency", ["lease", "write_back"])
