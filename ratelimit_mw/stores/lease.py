@@ -93,7 +93,7 @@ class Lease:
         self.quota, self.since, self.cost, self.amount = ask.quota, now, ask.cost, ask.cost
         self.uncertain = self.flying
         if not self.on_account:
-            self.amount += min(max(self.spent, self.before), max(self.in_store - ask.cost, 0) // PART)
+            self.amount += min(max(self.spent, self.before, 0), max(self.in_store - ask.cost, 0) // PART)
         return self.amount
 
     def fill(self, outcome: Outcome, now: int, took: int, most: int) -> None:

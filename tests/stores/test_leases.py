@@ -330,6 +330,20 @@ def test_what_a_denied_request_puts_back_while_the_lease_is_filled_is_not_lost(l
     assert store.taken(local) == HOT + 2
 
 
+def test_what_denied_requests_put_back_in_a_later_interval_makes_no_cost_smaller(leases, store, clock):
+    local, strict = Ask("d:a:{x}", quota(1_000)), Ask("d:b:{x}", quota(5, "strict"), 6)
+    admitted(leases, local, HOT + 1)
+    mixed = [leases.asked(([local, strict], DECIDE)) for _ in range(2)]
+    calls = [next(steps) for steps in mixed]
+    for steps, call in zip(mixed, calls, strict=True):
+        clock.advance(1)
+        leases.decide([strict])  # settles
+        assert not finished(steps, store, store.ask(call)).admits([local, strict])
+    leases.settle()
+    call = next(leases.asked(([local], DECIDE)))
+    assert call[0][0].cost == 1
+
+
 def test_a_shadow_takes_part_and_never_denies(leases, store):
     asks = [Ask("d:a:{x}", quota(1_000)), Ask("d:s:{x}", quota(30), 1, shadow=True)]
     replies = [leases.decide(asks) for _ in range(50)]
