@@ -33,6 +33,7 @@ BOMBS = [
     pytest.param(text("a: " + "x" * LARGEST), id="a text longer than a file may be"),
     pytest.param(text("domain: d\nrules:\n" + "  - {name: a, limit: 1 per hour}\n" * 1_000), id="the same rule again"),
     pytest.param(text("domain: d\nrules: [{name: a, limit: " + "9" * 100_000 + " per hour}]"), id="a huge number"),
+    pytest.param(text("domain: d\nrules: [{name: a, limit: '5" + " " * 100_000 + "x'}]"), id="a wide limit"),
     pytest.param(text("domain: " + "1:" * 50_000 + "1"), id="a number to the base of sixty"),
     pytest.param(text("domain: d\nrules: [{name: a, limit: 1 per hour, by: " + "a|" * 5_000 + "ip}]"), id="a long by"),
     pytest.param(

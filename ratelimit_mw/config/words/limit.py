@@ -205,6 +205,7 @@ def correction(text: str) -> str:
 
     The hint repeats all of the text: a user who follows it must not lose one of two limits.
     """
+    text = " ".join(text.split())  # the patterns would try each of many spaces
     whose = {_BY[owner.lower()] for owner in _WHOSE.findall(text)}
     for pattern, limit in _RESPELT:
         text = pattern.sub(limit, text)
