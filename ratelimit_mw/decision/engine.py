@@ -191,9 +191,9 @@ class Engine:
 
     def _concluded(self, plan: Plan, reply: ReplyFields, started: float) -> Conclusion:
         """What is concluded on a plan that was executed in one step. It is counted. See `_counted`."""
-        simply = plan.shape.simply
-        if simply is not None and reply[1][0][0]:
-            simply.number += 1
+        passes = plan.shape.passes_alone
+        if passes is not None and reply[1][0][0]:
+            passes.number += 1
             if started:
                 self._measure(plan.verdict_of(reply), started, answered=True)
             return reply
@@ -266,7 +266,7 @@ class Engine:
         passes = self.tally.passes.get(labels)
         if charges is plan.charges:
             plan.shape.passes = passes
-            plan.shape.simply = passes if plan.shape.single else None
+            plan.shape.passes_alone = passes if plan.shape.single else None
         return passes or self.tally.passes_of(labels, charges)
 
     def _count(self, plan: Plan, verdict: Verdict, *, certain: bool) -> None:

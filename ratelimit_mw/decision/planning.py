@@ -42,7 +42,8 @@ class Shape:
     """What the plans of all clients share that ask the same limits of the same rules at the same costs.
 
     With many clients, their plans are not in the cache of the processor, and this is. When the first such plan is
-    executed, the engine sets `place` and `decide`, and then `passes`, which counts the requests that all rules allow.
+    executed, the engine sets `place` and `decide`, and then `passes`, which counts the requests that all rules allow,
+    and `passes_alone`.
 
     Args:
         charges: The charges of such a plan.
@@ -51,7 +52,7 @@ class Shape:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("decide", "direct", "held", "passes", "place", "plain", "shadows", "simply", "single", "size")
+    __slots__ = ("decide", "direct", "held", "passes", "passes_alone", "place", "plain", "shadows", "single", "size")
 
     def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
         shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
@@ -60,7 +61,7 @@ class Shape:
         self.decide: Any = None
         """Decides on the counters of a place, and charges them, in one step (see `Decider`). For callers that block."""
         self.passes: Passes | None = None
-        self.simply: Passes | None = None
+        self.passes_alone: Passes | None = None
         """The same, if the plan is `single`. Otherwise None."""
         self.plain = plain and len(shadows) < len(charges) and not any(ask.quota.spare for _, ask in charges)
         """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""

@@ -53,7 +53,7 @@ class RequestHandle:
 
     # What few handles have is a default of the class, because a handle is made for each request.
     _by_name: tuple[Verdict, ...] = ()  # those of rules that the app has asked for, if they allow the request
-    _binding: Verdict | None = None  # that of them whose limit the headers of the response show
+    _reported: Verdict | None = None  # that of them whose limit the headers of the response show
     unsettled: tuple[Account, ...] = ()
     """Internal. The accounts that the middleware settles when the response is known and when it has ended."""
 
@@ -101,11 +101,11 @@ class RequestHandle:
     @property
     def reported(self) -> Verdict:
         """The verdict whose limit the headers of the response show."""
-        return self._binding or self._verdict
+        return self._reported or self._verdict
 
     @reported.setter
     def reported(self, verdict: Verdict) -> None:
-        self._binding = verdict
+        self._reported = verdict
 
     @property
     def _request(self) -> Request:
@@ -334,7 +334,7 @@ class AsyncHandle(RequestHandle):
         if message["type"] in _STARTS:
             add_headers = self._answers.add_headers
             own = message.get("headers") or ()
-            message = {**message, "headers": add_headers(own, self._binding or self._conclusion, self._plan)}
+            message = {**message, "headers": add_headers(own, self._reported or self._conclusion, self._plan)}
         return respond(message)
 
     charge = RequestHandle.acharge
@@ -359,7 +359,7 @@ class BlockingHandle(RequestHandle):
     ) -> Callable[[bytes], object]:
         """Internal. Start the response of the app with `respond`, with the rate-limit headers."""
         add_headers = self._answers.add_headers
-        added = add_headers(headers, self._binding or self._conclusion, self._plan)
+        added = add_headers(headers, self._reported or self._conclusion, self._plan)
         self.detach(detached_environ(self._context))  # now, because the app has decided who the client is
         # With as many arguments as the app passed, because a server may treat two and three differently.
         write: Callable[[bytes], object] = respond(status, added, exc_info) if exc_info else respond(status, added)
