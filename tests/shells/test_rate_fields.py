@@ -154,8 +154,9 @@ def test_a_hidden_rule_is_spoken_of_nowhere(ask):
 
 
 def test_a_hidden_rule_alone_leaves_responses_as_they_are(ask):
-    engine = limiter(rules=[rule("secret", "2 per minute", response={"hidden": True})], response=BOTH)
-    assert ask(engine, own=[("X-Own", "1")]).fields == [("x-own", "1")]
+    engine = limiter(rules=[rule("secret", "4 per minute", response={"hidden": True})], response=BOTH)
+    for _ in range(4):  # most of a rule's requests are decided in fewer steps than the first ones
+        assert ask(engine, own=[("X-Own", "1")]).fields == [("x-own", "1")]
 
 
 @pytest.mark.parametrize(
