@@ -242,6 +242,18 @@ def test_a_refund_returns_only_what_its_own_limit_has_charged(limiter, of):
     assert statuses(ask, {"X-Status": "401"}, {}, {}, {}) == [401, 200, 200, 429]
 
 
+def test_each_limit_of_a_view_refunds(limiter):
+    @in_starlette.limited("1 per minute", refund_when=is_unauthorized)
+    @in_starlette.limited("mail", cost=2, refund_when=is_unauthorized)
+    async def endpoint(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("", status_of(request.headers))
+
+    app = Starlette(routes=[Route("/", endpoint)], middleware=[Middleware(Asgi, limiter=limiter)])
+    client = TestClient(from_address(app, "192.0.2.1"))
+    found = [client.get("/", headers={"X-Status": status}).status_code for status in ("401", "401", "200", "200")]
+    assert found == [401, 401, 200, 429]
+
+
 def by_plan(request):
     return {"gold": "2 per minute", "none": None}.get(request.headers.get("X-Plan", ""), "1  per minute")
 
