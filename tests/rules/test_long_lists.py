@@ -64,6 +64,13 @@ def test_a_mapping_with_a_long_list_is_not_copied():
     assert tree["more"][0] is tree["more"][0]
 
 
+def test_a_rule_with_many_tiers_is_not_copied():
+    tiers = "".join(f"      tier{n}: 5/m\n" for n in range(MANY))
+    tree = yaml.parse(f"domain: d\nrules:\n  - name: a\n    limit:\n{tiers}", "f", {}, Problems())
+    assert isinstance(tree, Map)
+    assert tree["rules"][0] is tree["rules"][0]
+
+
 @pytest.mark.parametrize("text", [pytest.param(EXEMPT, id="exempt"), pytest.param(MATCH, id="match")])
 def test_the_values_of_a_mapping_with_a_long_list_are_not_copied(tmp_path, text):
     file = tmp_path / "rules.yaml"
