@@ -41,13 +41,11 @@ HIDDEN = {
             "passes_of",
             "refused",
             "reset",
-            "shadow_bans",
-            "shadow_denials",
             "shed",
             "store",
             "totals",
         ),
-        *("trace", "traced", "tracers", "watchers", "would_deny"),
+        *("trace", "traced", "tracers", "watchers"),
     },
 }
 """What the package itself uses of public classes."""

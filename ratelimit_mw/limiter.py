@@ -5,7 +5,6 @@ Apps import `RateLimiter` from `ratelimit_mw`. This module is internal.
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, Unpack, cast
@@ -93,12 +92,6 @@ class RateLimiter:
         """The overrides for single clients at run time (limits, blocks and exemptions)."""
         self.switch: Switch = Switch(retriever, self.engine.planner.switch, clock)
         """The kill switch, which turns all limits off, or to shadow, at run time."""
-        self.shadow_denials: Counter[str] = self.engine.tally.shadow_denials
-        """How many requests each shadow rule would have denied, by the name of the rule."""
-        self.shadow_bans: Counter[str] = self.engine.tally.shadow_bans
-        """How many bans each shadow rule would have begun, by the name of the rule."""
-        self.shed: Counter[str] = self.engine.tally.shed
-        """How many requests were shed under load, by their priority."""
         self._kept: dict[type, object] = {}
         self._closers: list[Callable[[], None]] = []
         self._unexamined = _EXAMINED if self.engine.waits else 0

@@ -117,8 +117,6 @@ class Tally:
         late: Returns the number of requests that the store did not answer in time, while it answered others.
         near: The share of a limit from which hits are near it. It may be set before the first request.
         shed: The number of shed requests by priority.
-        shadow_denials, shadow_bans: The number of requests that shadow rules would have denied, and of bans that they
-            would have begun, by the name of the rule.
         due: Returns True for each request that is measured.
         watchers: The functions that are called with the measures of one request in 16, on the path of the request.
         tracers: The functions that are called with each decision, on the path of the request. See `trace`.
@@ -133,8 +131,6 @@ class Tally:
         self.late: Callable[[], int] = lambda: 0
         self.near = NEAR
         self.shed: Counter[str] = Counter()
-        self.shadow_denials: Counter[str] = Counter()
-        self.shadow_bans: Counter[str] = Counter()
         self._turn = _turns()
         self.due = self._turn
         self.watchers: list[Watcher] = []
@@ -162,8 +158,7 @@ class Tally:
     def reset(self) -> None:
         """Count from 0. Plans refer to the cells, so the same cells go on."""
         self._begin()
-        for named in (self.shed, self.shadow_denials, self.shadow_bans):
-            named.clear()
+        self.shed.clear()
         for counts in self._hits.values():
             counts[:] = [0] * len(HITS)
         for cell in self._cells.values():
@@ -320,13 +315,6 @@ class Tally:
             cell.counts[decided] += 1
             if decided == DELAYED:
                 cell.delay += delay
-            elif decided == SHADOW_DENIED:
-                self.would_deny(rule.logged)
-
-    def would_deny(self, rule: str) -> None:
-        """Count a request that a shadow rule of this name would have denied."""
-        with self._counting:
-            self.shadow_denials[rule] += 1
 
     def failed(self) -> None:
         """Count a decision without the store."""
@@ -380,8 +368,6 @@ class Tally:
         cell = self._made(domain, rule)
         with self._counting:
             self.bans[cell.domain, cell.name, enforced] += 1
-            if not enforced:
-                self.shadow_bans[rule] += 1
 
     def deferred(self, rule: Rule | None, fate: str) -> None:
         """Count what happened to a deferred request."""

@@ -13,6 +13,7 @@ from ratelimit_mw.decision.denials import DenialLog
 from ratelimit_mw.decision.verdict import Verdict
 from tests.shells.asking import EACH_SHELL, START, exchange, limiter, websocket_scope
 from tests.support.apps import ROOT
+from tests.support.counts import shadow_denials
 
 FIELDS = ("rule", "reason", "limit", "retry_after", "identity", "method", "route", "omitted", "shadow")
 PYTHON = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/denials.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -145,7 +146,7 @@ def test_what_a_shadow_rule_would_have_denied_is_recorded_with_its_client(ask, r
     }
     text = "would have been denied (limited) by rule items, client ip=203.0.113.7, retry after 40 s"
     assert caplog.messages[-1] == text
-    assert engine.shadow_denials == {"items": 1}
+    assert shadow_denials(engine) == {"items": 1}
 
 
 def test_the_switch_at_shadow_records_what_the_rules_would_have_denied(records, monkeypatch):

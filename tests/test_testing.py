@@ -26,6 +26,7 @@ from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.testing import _reset_all, forced, limiter_of
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.shells.asking import START
+from tests.support.counts import shadow_bans, shadow_denials
 
 ALICE = {"ip": "192.0.2.1"}
 
@@ -111,7 +112,7 @@ def denied_and_reported(limiter, caplog):
         limiter.check(ALICE)
     lines = [line.split(" so far")[0] for line in caplog.messages if "would have" in line]
     denials = [record.rule for record in caplog.records if record.name == "ratelimit_mw.denials"]
-    return denials, lines, dict(limiter.shadow_denials), dict(limiter.shadow_bans)
+    return denials, lines, shadow_denials(limiter), shadow_bans(limiter)
 
 
 def test_what_is_logged_and_counted_of_denials_begins_again(caplog):
@@ -124,9 +125,9 @@ def test_what_is_logged_and_counted_of_denials_begins_again(caplog):
         assert Counter(first[0]) == {"a": 10, "dark": 10}
         assert (first[2], first[3]) == ({"dark": 20}, {"dark": 1})
         assert denied_and_reported(limiter, caplog)[0] == []
-        limiter.shed["low"] += 1
+        limiter.tally.shed["low"] += 1
         _reset_all()
-        assert (limiter.shadow_denials, limiter.shadow_bans, limiter.shed) == ({}, {}, {})
+        assert (shadow_denials(limiter), shadow_bans(limiter), limiter.tally.shed) == ({}, {}, {})
         assert denied_and_reported(limiter, caplog) == first
 
 

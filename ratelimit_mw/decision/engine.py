@@ -27,13 +27,13 @@ from ratelimit_mw.decision.waiting import (
 )
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Arguments, Request
-from ratelimit_mw.model import SECOND, Charge, Reply
+from ratelimit_mw.model import SECOND, Charge, Reply, Rule
 from ratelimit_mw.process_local import lazy
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.stores.base import DECIDE, LOOK, Intent, ReplyFields, Step, Steps, adrive, drive
-from ratelimit_mw.tally import DENIED, Passes
+from ratelimit_mw.tally import DENIED, SHADOW_DENIED, Passes
 
 _ADMITTED = itemgetter(0)
 
@@ -384,9 +384,9 @@ class Engine:
         if DENIALS.isEnabledFor(logging.INFO):
             self._denials.write(verdict, place, reason, rules, given, shadow=shadow)
 
-    def _would_shed(self, verdict: Verdict, rule: str, rules: Rules, request: Request) -> None:
+    def _would_shed(self, verdict: Verdict, rule: Rule, rules: Rules, request: Request) -> None:
         """Count and log a request that a shadow rule would have shed."""
-        self.tally.would_deny(rule)
+        self.tally.cell(rule).counts[SHADOW_DENIED] += 1
         self._told(verdict, -1, "shed", rules, request, shadow=True)
 
     def forget_reports(self) -> None:

@@ -10,7 +10,7 @@ from ratelimit_mw.decision.load import BANDS, Meter, retry_after_shed, share_she
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.identity.request import EntriesRequest, Request
 from ratelimit_mw.logs import LineLimit, logger
-from ratelimit_mw.model import SECOND, Charge, Priority
+from ratelimit_mw.model import SECOND, Charge, Priority, Rule
 from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules
@@ -45,8 +45,8 @@ class Standing(NamedTuple):
         return f"priority {self.priority}, {by}; {at}, {shed} of these are shed"
 
 
-WouldShed = Callable[[Verdict, str, Rules, Request], None]
-"""Gets the verdict that would deny the request, the name of the rule, the rules and the request."""
+WouldShed = Callable[[Verdict, Rule, Rules, Request], None]
+"""Gets the verdict that would deny the request, the rule, the rules and the request."""
 
 
 class Shedder:
@@ -111,20 +111,22 @@ class Shedder:
         pressure = self._meter(rules).pressure()
         share = share_shed(pressure, BANDS[priority])
         if not share:
-            return Standing(priority, rule, pressure, share, None)
+            return Standing(priority, rule.name, pressure, share, None)
         with self._lock:
             number = self._asked[priority] + 1
             if commit:
                 self._asked[priority] = number
         drawn = turn(number)
-        return Standing(priority, rule, pressure, share, retry_after_shed(drawn, share) if drawn < share else None)
+        wait = retry_after_shed(drawn, share) if drawn < share else None
+        return Standing(priority, rule.name, pressure, share, wait)
 
     def _count_shadow(self, rules: Rules, charges: Sequence[Charge], found: Standing | None, request: Request) -> None:
         """Count the request for a shadow rule if it would be shed with that rule enforced."""
-        if found is None or _highest(charges)[0] != found.priority:
-            would = self._drawn(rules, charges, commit=True)
-            if would.denial is not None and would.rule:
-                self._would_shed(would.denial, would.rule, rules, request)
+        priority, rule = _highest(charges)
+        if found is None or priority != found.priority:
+            denial = self._drawn(rules, charges, commit=True).denial
+            if denial is not None and rule.name:
+                self._would_shed(denial, rule, rules, request)
 
     def reset(self) -> None:
         """Count and log the next requests that are shed as if there were none before."""
@@ -148,10 +150,13 @@ class Shedder:
             )
 
 
-def _highest(charges: Sequence[Charge]) -> tuple[Priority, str]:
-    """The highest priority that a rule sets, and the first rule that sets it; "normal" and "" if none does."""
+def _highest(charges: Sequence[Charge]) -> tuple[Priority, Rule]:
+    """The highest priority that a rule sets, and the first rule that sets it; "normal" and no rule if none does."""
     for priority in reversed(BANDS):
         for charge in charges:
             if charge.rule.priority == priority:
-                return priority, charge.rule.name
-    return "normal", ""
+                return priority, charge.rule
+    return "normal", _NO_RULE
+
+
+_NO_RULE = Rule("")

@@ -8,6 +8,7 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.shells.asking import IP, START, ask_wsgi, websocket_scope
+from tests.support.counts import shadow_denials
 from tests.support.patience import aeventually
 from tests.support.proxy import Proxy
 
@@ -318,7 +319,7 @@ def test_the_strictest_of_several_decides_what_becomes_of_the_socket():
 def test_a_shadow_rule_stops_no_message():
     engine = limiter({**CHAT, "shadow": True, "messages": "close"})
     assert asyncio.run(said(engine, 5)) == ([*"01234", GONE], [])
-    assert engine.shadow_denials == {"chat": 2}
+    assert shadow_denials(engine) == {"chat": 2}
 
 
 @pytest.mark.parametrize("by", ["ip", "connection"])

@@ -10,6 +10,7 @@ from ratelimit_mw import Decision, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
 from tests.shells import loads
 from tests.shells.asking import EACH_SHELL, IP, START, ask_asgi, ask_wsgi, serve, websocket_scope
+from tests.support.counts import shadow_denials
 
 EVERYBODY = {"name": "everybody", "limit": "1000 per minute", "algorithm": "fixed_window"}
 ANALYTICS = {"name": "analytics", "match": {"path": "/analytics/*"}, "limit": "unlimited", "priority": "low"}
@@ -192,7 +193,7 @@ def test_a_shadow_rule_sheds_nothing_and_says_what_it_would_have_shed(level, cap
     level(0.9)
     with limiter(EVERYBODY, {**ANALYTICS, "shadow": True}) as engine, caplog.at_level(logging.INFO):
         assert passed(engine, "/analytics/x") == passed(engine, "/") == 100
-        assert (engine.shadow_denials, engine.shed) == ({"analytics": 100}, {})
+        assert (shadow_denials(engine), engine.tally.shed) == ({"analytics": 100}, {})
     assert "would have been denied (shed), retry after " in caplog.text
 
 
@@ -201,7 +202,7 @@ def test_a_shadow_rule_beside_one_that_is_enforced(level):
     with limiter(EVERYBODY, PAY, {**ANALYTICS, "shadow": True}) as engine:
         assert passed(engine, "/analytics/x") == 100
         level(0.5)
-        assert engine.shadow_denials == {"analytics": 100}
+        assert shadow_denials(engine) == {"analytics": 100}
 
 
 @pytest.mark.parametrize("word", ["off", "shadow"])
@@ -210,8 +211,8 @@ def test_the_kill_switch_lets_everything_pass(word, level, monkeypatch):
     level(1.0)
     with limiter() as engine:
         assert [passed(engine, path) for path in PATHS] == [100, 100, 100]
-        assert engine.shed == {}
-        assert bool(engine.shadow_denials) == (word == "shadow")
+        assert engine.tally.shed == {}
+        assert bool(shadow_denials(engine)) == (word == "shadow")
 
 
 def test_an_app_asks_for_what_it_can_do_without(level):
@@ -247,7 +248,7 @@ def test_a_peek_and_an_explanation_tell_what_would_become_of_the_next_one(level,
     assert lines[0].startswith("/analytics/x from 203.0.113.7: would be shed, for ")
     assert lines[1] == ("  priority low, by 'analytics'; at this process's load of 0.90, 100 % of these are shed")
     assert lines[-1] == "  - the load falls"
-    assert engine.shed["low"] == sum(engine.shed.values())
+    assert engine.tally.shed["low"] == sum(engine.tally.shed.values())
 
 
 def test_a_list_of_entries_is_nobody_s_request_here(level):
@@ -302,4 +303,4 @@ def test_a_file_in_shadow_sheds_nothing_and_counts(level):
     level(1.0)
     with limiter(shadow=True) as engine:
         assert [passed(engine, path) for path in PATHS] == [100, 100, 100]
-        assert engine.shadow_denials["analytics"] == 100
+        assert shadow_denials(engine)["analytics"] == 100
