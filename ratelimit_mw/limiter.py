@@ -175,16 +175,20 @@ class RateLimiter:
         if self._unexamined:
             self._examine_loop("check")
         rules, plan = self._plan(attributes, cost, domain, named)
-        verdict = plan.verdict_of(self.engine.take(plan, rules))
-        return self._checked(verdict, rules, attributes)
+        conclusion = self.engine.take(plan, rules)
+        if isinstance(conclusion, tuple):
+            return plan.decision_of(conclusion)
+        return self._checked(conclusion, rules, attributes)
 
     async def acheck(
         self, attributes: Arguments, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
     ) -> Decision:
         """Do what `check` does, awaitable."""
         rules, plan = self._plan(attributes, cost, domain, named)
-        verdict = plan.verdict_of(await self.engine.atake(plan, rules))
-        return self._checked(verdict, rules, attributes)
+        conclusion = await self.engine.atake(plan, rules)
+        if isinstance(conclusion, tuple):
+            return plan.decision_of(conclusion)
+        return self._checked(conclusion, rules, attributes)
 
     def check_lists(
         self, domain: str, lists: Sequence[EntryList | Sequence[tuple[str, str]]], *, hits: int = 1

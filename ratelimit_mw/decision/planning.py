@@ -11,15 +11,16 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
-from ratelimit_mw.decision.verdict import Conclusion, ServiceVerdict, Verdict
+from ratelimit_mw.decision.verdict import Conclusion, ServiceVerdict, Terms, Verdict, fields_of, only_policy, terms_of
 from ratelimit_mw.identity.http_request import RequestHead
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import Once, logger
-from ratelimit_mw.model import SECOND, Ask, Charge
+from ratelimit_mw.model import SECOND, Ask, Charge, Decision
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
+from ratelimit_mw.stores.base import ReplyFields
 from ratelimit_mw.tally import Passes
 
 _MAX_COST = 10**15
@@ -52,7 +53,7 @@ class Shape:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("decide", "direct", "held", "passes", "passes_alone", "place", "plain", "shadows", "single", "size")
+    __slots__ = ("decide", "direct", "held", "passes", "passes_alone", "place", "plain", "shadows", "single", "terms")
 
     def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
         shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
@@ -67,8 +68,8 @@ class Shape:
         """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""
         self.single = self.plain and len(charges) == 1 and not (charges[0].rule.hidden or charges[0].ask.quota.waits)
         """Whether the plan is plain, and has one counter, which headers show and no request waits for."""
-        self.size = charges[0].ask.quota.shown_size if self.single else 0
-        """The limit of the only counter, as headers show it. The charges of a plan are not read for it."""
+        self.terms: Terms = terms_of(charges[0].rule, charges[0].ask.quota) if self.single else ("", 0, None)
+        """What is told of the only counter. The charges of a plan are not read for it."""
         self.shadows: Sequence[int] = shadows
         """The indices of the asks that are shadows."""
         self.direct = direct and bool(charges) and not any(charges[place].rule.quota_group for place in shadows)
@@ -103,6 +104,11 @@ class Plan:
     def concluded(self, reply: Any) -> Verdict:
         """The verdict by the reply of the store."""
         return Verdict(self.charges, reply)
+
+    def decision_of(self, reply: ReplyFields) -> Decision:
+        """The decision for the app, of the reply that was concluded on this plan. It is what its verdict tells."""
+        now, (row,), _ = reply
+        return only_policy(fields_of(now, row, self.shape.terms))
 
     def verdict_of(self, conclusion: Conclusion) -> Verdict:
         """The verdict of what was concluded on this plan."""

@@ -256,11 +256,8 @@ class Verdict:
 
     def _decided(self) -> Decision:
         rows, allowed = self.rows, self.allowed
-        if len(rows) == 1 and self.binding == 0:  # the only policy is the decision
-            fields = self._fields(0, rows[0])
-            policy = _decision(fields)
-            fields[_POLICIES] = (policy,)
-            return _decision(fields)
+        if len(rows) == 1 and self.binding == 0:
+            return only_policy(self._fields(0, rows[0]))
         policies = tuple([_decision(self._fields(place, row)) for place, row in enumerate(rows)])
         reason = None if allowed else self.reason
         if self.binding < 0:
@@ -286,24 +283,48 @@ class Verdict:
         return _decision(whole)
 
     def _fields(self, place: int, row: Row) -> list[Any]:
-        """The fields of a Decision about one counter."""
-        allowed, remaining, reset_after, retry_after, delay = row
         rule, (_, quota, _, _) = self.charges[place]
-        return [
-            allowed,
-            rule.name,
-            quota.shown_size,
-            remaining,
-            reset_after / SECOND,
-            math.inf if retry_after == NEVER else retry_after / SECOND,
-            delay / SECOND,
-            (self.now + reset_after) / SECOND,
-            quota.over if place in self.over else None,
-            (),
-            None if allowed else self.outcomes[place].reason,
-            quota.shown_size - remaining,
-            None if ALGORITHMS[quota.algorithm].in_flight else quota.period / SECOND,
-        ]
+        over = quota.over if place in self.over else None
+        reason = None if row[0] else self.outcomes[place].reason
+        return fields_of(self.now, row, terms_of(rule, quota), over, reason)
+
+
+Terms: TypeAlias = tuple[str, int, float | None]
+"""What a Decision tells about one counter, whatever its state: the rule, the limit, and the period in seconds."""
+
+
+def terms_of(rule: Rule, quota: Quota) -> Terms:
+    """The terms of a counter. Requests in flight have no period."""
+    period = None if ALGORITHMS[quota.algorithm].in_flight else quota.period / SECOND
+    return rule.name, quota.shown_size, period
+
+
+def fields_of(now: int, row: Row, terms: Terms, over: str | None = None, reason: str | None = None) -> list[Any]:
+    """The fields of a Decision about one counter. `now` is the time of the store, `row` the outcome."""
+    allowed, remaining, reset_after, retry_after, delay = row
+    rule, limit, period = terms
+    return [
+        allowed,
+        rule,
+        limit,
+        remaining,
+        reset_after / SECOND,
+        math.inf if retry_after == NEVER else retry_after / SECOND,
+        delay / SECOND,
+        (now + reset_after) / SECOND,
+        over,
+        (),
+        reason,
+        limit - remaining,
+        period,
+    ]
+
+
+def only_policy(fields: list[Any]) -> Decision:
+    """The decision on a request with one counter, of the fields of the decision about the counter."""
+    policy = _decision(fields)
+    fields[_POLICIES] = (policy,)
+    return _decision(fields)
 
 
 Conclusion: TypeAlias = Verdict | ReplyFields

@@ -210,7 +210,7 @@ class RateFields(Generic[_Text]):
         headers = [*own]
         row: Row
         if isinstance(conclusion, tuple):
-            (now, (row,), _), size, over = conclusion, plan.shape.size, None
+            (now, (row,), _), (_, size, _), over = conclusion, plan.shape.terms, None
         else:
             binding, charges, now = conclusion.binding, conclusion.charges, conclusion.now
             if binding >= 0 and charges[binding].rule.hidden:
