@@ -187,7 +187,10 @@ class DeferralService:
         """
         if verdict.local or not _defers(verdict) or request.method in _NEVER_DEFERRED:
             return None
-        if length and not (length.isascii() and length.isdigit() and int(length[:20]) <= rules.defer.max_body):
+        # A number may have thousands of zeros before it, which int() does not read.
+        if length and not (
+            length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= rules.defer.max_body
+        ):
             return None
         if self.status_asked(request, rules) is not None:
             return None

@@ -84,6 +84,8 @@ def test_a_length_that_is_none_is_denied(engine):
     ask_wsgi(engine)
     for length_ in ("-1", "x", "9" * 30, "+1"):
         assert ask_wsgi(engine, CONTENT_LENGTH=length_).status == 429
+    for length_ in ("0" * 20 + "100000", "0" * 20 + "9" * 20, "0" * 5000 + "5"):
+        assert ask_wsgi(engine, CONTENT_LENGTH=length_, body=b"x" * 100_000).status == 429, "the zeros hide a number"
     assert ask_wsgi(engine, CONTENT_LENGTH="5", body=b"abc").status == 429, "it was cut short"
     assert ask_wsgi(engine, parts=[b"x"], **{"wsgi.input_terminated": False}).status == 429, "nobody knows its end"
     assert length(engine) == 0
