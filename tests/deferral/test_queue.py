@@ -62,6 +62,18 @@ def test_what_was_put_before_there_was_a_worker_is_handed_out(server, clock):
         assert taken(queue) == "a"
 
 
+def test_what_has_expired_without_a_worker_takes_no_place(make, server, clock):
+    queue = make(max_length=2, keep=1.0)
+    queue.put("a", "ann", FIELDS)
+    queue.put("b", "bob", FIELDS)
+    assert not queue.put("c", "cid", FIELDS)
+    clock.advance(63)
+    with server.client() as client:  # the server's own clock did not advance
+        client.delete(*(f"{{shop:deferred}}:{key}" for key in ("request:a", "request:b", "lane:ann", "lane:bob")))
+    assert queue.put("c", "cid", FIELDS)
+    assert queue.length() == 1
+
+
 def test_of_one_lane_one_is_handed_out_at_a_time_in_order(make):
     queue = make()
     for name in ("a1", "a2", "a3"):
