@@ -13,7 +13,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 from wsgiref.types import WSGIApplication
 
@@ -36,10 +36,13 @@ from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import NEVER, SECOND
+from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import RuleSet
 from ratelimit_mw.settings import DeferSettings
 from ratelimit_mw.stores import STORES
+
+T = TypeVar("T")
 
 _ALWAYS = (
     ("Content-Type", "application/json"),
@@ -116,6 +119,8 @@ class DeferralService:
         limiter: The limiter. It closes the queue when it is closed.
     """
 
+    _asking = lazy(lock)
+
     def __init__(self, limiter: RateLimiter) -> None:
         self._url = limiter.storage_url
         self._tally = limiter.engine.tally
@@ -142,7 +147,7 @@ class DeferralService:
         if method not in ("GET", "HEAD"):
             return NOT_ALLOWED
         try:
-            status = self.queue(rules).status(name)
+            status = self._asked(rules, lambda queue: queue.status(name))
         except (StoreUnavailable, ValueError):  # ValueError: the stored status is unreadable
             return UNAVAILABLE
         return UNKNOWN if status is None else status_page(status)
@@ -163,7 +168,7 @@ class DeferralService:
         if self._load(rules) >= rules.defer.below:
             return later_page()
         try:
-            return self.queue(rules).arrive(*token) or STALE
+            return self._asked(rules, lambda queue: queue.arrive(*token)) or STALE
         except StoreUnavailable:
             return later_page()  # the ticket may be used up, but the app did not get the request
         except ValueError:  # the stored request is unreadable
@@ -213,7 +218,7 @@ class DeferralService:
     def _queued(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
     ) -> ReadyResponse | None:
-        if time.monotonic() < self._unavailable_until or not stored.replayable():
+        if not stored.replayable():
             return None
         name = random_id()
         fields: dict[str, str | bytes] = {
@@ -222,15 +227,25 @@ class DeferralService:
             "rule": verdict.rule.name if verdict.rule else "",
         }
         try:
-            if not self.queue(rules).put(name, lane, fields):
+            if not self._asked(rules, lambda queue: queue.put(name, lane, fields)):
                 return None
         except StoreUnavailable:
-            self._unavailable_until = time.monotonic() + _PAUSE
             return None
         wait = verdict.outcome.retry_after if verdict.outcome else verdict.wait
         mount = quote(root.strip("/"), safe="/")
         location = f"{'/' if mount else ''}{mount}{rules.defer.path}/{name}"
         return accepted_page(location, max(1, -(-wait // SECOND)))
+
+    def _asked(self, rules: Rules, ask: Callable[[Queue], T]) -> T:
+        """Return the answer of the queue. Raises StoreUnavailable, and at once while the queue is left alone."""
+        with self._asking:  # of the threads that wait for a queue that does not answer, only the first asks it
+            if time.monotonic() < self._unavailable_until:
+                raise StoreUnavailable("the queue did not answer a moment ago")
+            try:
+                return ask(self.queue(rules))
+            except StoreUnavailable:
+                self._unavailable_until = time.monotonic() + _PAUSE
+                raise
 
     def tokens(self, rules: Rules) -> Tokens:
         """Return the object that makes and checks the tokens of these rules."""

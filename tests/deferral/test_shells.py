@@ -1,5 +1,6 @@
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -7,9 +8,11 @@ from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.deferral.queue import HEADER, replay_header
+from ratelimit_mw.identity.request import MappingRequest
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import EACH_SHELL, REPORTS, START, Asked, ask_asgi, ask_wsgi, limiter, state
 from tests.shells.asking import exchange, websocket_scope
+from tests.support.patience import at_most
 
 HARD = {"name": "hard", "match": {"path": "/reports"}, "limit": "1 per minute", "algorithm": "fixed_window"}
 
@@ -166,6 +169,20 @@ def test_a_store_that_is_away_denies_and_is_never_a_500(fresh_server, ask):
         # The denial is remembered, so the limit holds; the queue is asked and does not answer.
         assert ask(engine).status == 429
         assert ask(engine, location, method="GET").status == 503
+
+
+@EACH_SHELL
+def test_requests_do_not_wait_one_after_another_for_a_queue_that_hangs(fresh_server, ask):
+    with limiter(fresh_server) as engine, ThreadPoolExecutor(24) as threads:
+        location = deferred(ask, engine)
+        page = MappingRequest({}, method="GET", path=location)
+        fresh_server.pause()
+        with at_most(10):  # each attempt takes a second
+            # The denial is remembered, so the decision does not wait for the server.
+            denied = [threads.submit(ask, engine) for _ in range(23)]
+            shown = threads.submit(deferrals_of(engine).status_asked(page, engine.rules))
+            assert ({each.result().status for each in denied}, shown.result().status) == ({429}, 503)
+        fresh_server.resume()
 
 
 @EACH_SHELL
