@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import distributions, requires
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from ratelimit_mw.cli import Exit
-from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Json, Storage, say_json
+from ratelimit_mw.cli.common import DEFAULT_CONFIG, ConfigArgument, Json, Storage, open_limiter, say_json
 from ratelimit_mw.cli.routes import ReadApp, changing_identities, read_app, rows_of
 from ratelimit_mw.decision.kill_switch import SWITCH
-from ratelimit_mw.errors import ConfigurationError, PermanentFault, StoreUnavailable
+from ratelimit_mw.errors import PermanentFault, StoreUnavailable
 from ratelimit_mw.foresight.wording import counted
 from ratelimit_mw.identity.identifier import attributes_of
-from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.process_local import workers_of_server
 from ratelimit_mw.reload.controls import Setting
@@ -75,6 +74,7 @@ class Setup(NamedTuple):
 
     Attributes:
         rules: The rules.
+        error: Why newer rules are not in force. None if these are the newest.
         switch: The kill switch.
         storage: The store, with the URL that is in use.
         app: What was read of the app. None if none was named.
@@ -82,10 +82,22 @@ class Setup(NamedTuple):
     """
 
     rules: Rules
+    error: str | None
     switch: Setting
     storage: StorageSettings
     app: ReadApp | None
     workers: int
+
+
+def _rules(setup: Setup) -> Iterator[Finding]:
+    if setup.error is not None:
+        yield Finding(
+            "wrong", f"the newest rules are not in force: {setup.error}", "start their server, or correct them"
+        )
+    yield Finding("ok", counted(len(setup.rules.rules), "rule"))
+    shadows = [part.domain for part in setup.rules.parts if part.shadow]
+    if shadows:
+        yield Finding("wrong", f"shadow: {', '.join(shadows)} is not enforced", "remove shadow: true")
 
 
 def _switch(setup: Setup) -> Iterator[Finding]:
@@ -100,30 +112,20 @@ def _switch(setup: Setup) -> Iterator[Finding]:
 
 
 _REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)[^;]*>=(?P<least>[\d.]+)[^;]*"
-    r"(?:;.*?(?:python_version < ['\"](?P<python>[\d.]+).*)?extra == ['\"](?P<extra>\w+))?"
+    r"(?P<name>[\w.-]+)[^;]*;.*?(?:python_version < ['\"](?P<python>[\d.]+).*)?extra == ['\"](?P<extra>\w+)"
 )
-"""A requirement in the metadata of the package, such as `numpy>=1; (python_version < '4') and extra == 'foresight'`."""
+"""A requirement of an extra in the metadata, such as `numpy>=1; (python_version < '4') and extra == 'foresight'`."""
 
 
 def _extras(_setup: Setup) -> Iterator[Finding]:
-    """Compare the packages that are installed with the versions that the extras need."""
+    """Find the extras whose packages are installed."""
     complete: dict[str, bool] = {}
-    for requirement in filter(None, map(_REQUIREMENT.match, requires("ratelimit_mw") or ())):
-        name, least, extra = requirement["name"], requirement["least"], requirement["extra"] or ""
-        if requirement["python"] and _numbers(requirement["python"]) <= [*sys.version_info[:2]]:
-            continue
-        try:
-            installed = version(name)
-        except PackageNotFoundError:
-            complete[extra] = False
-            continue
-        complete.setdefault(extra, True)
-        if _numbers(installed) < _numbers(least):
-            package = f"ratelimit_mw[{extra}]" if extra else "ratelimit_mw"
-            what = f"{name} {installed} is older than {least}, which {package} needs"
-            yield Finding("wrong", what, f"pip install --upgrade '{package}'")
-    extras = sorted(filter(None, complete))
+    for name, python, extra in (
+        each.groups() for each in map(_REQUIREMENT.match, requires("ratelimit_mw") or ()) if each
+    ):
+        if python is None or _numbers(python) > [*sys.version_info[:2]]:
+            complete[extra] = complete.get(extra, True) and any(distributions(name=name))
+    extras = sorted(complete)
     yield Finding("ok", f"complete: {', '.join(each for each in extras if complete[each]) or 'none'}")
     missing = [each for each in extras if not complete[each]]
     if missing:
@@ -153,13 +155,11 @@ def _server(setup: Setup) -> Iterator[Finding]:
 
 def _away(error: StoreUnavailable, url: str) -> Finding:
     """Return the finding on a store, at this URL, that cannot be used."""
-    kind = kind_of(url)
-    hint = "repeat the command" if kind.records and not kind.server else _REMEDIES.get(str(error).split()[0], _START)
-    return Finding("wrong", f"the store can't be used, so storage.on_error decides: {error}", _remedy(error, hint))
-
-
-def _remedy(error: StoreUnavailable, hint: str) -> str:
-    return error.remedy if isinstance(error, PermanentFault) else hint
+    if isinstance(error, PermanentFault):
+        remedy = error.remedy
+    else:
+        remedy = _REMEDIES.get(str(error).split()[0], _START) if kind_of(url).server else "repeat the command"
+    return Finding("wrong", f"the store can't be used, so storage.on_error decides: {error}", remedy)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -225,15 +225,6 @@ def about_server(fields: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("ok", f"Redis {known}, which drops no counter")
 
 
-def _service(setup: Setup) -> Iterator[Finding]:
-    """Check that the service answers, and knows the domain and the attributes."""
-    if setup.rules.asking is None:
-        return
-    with closing(open_store(replace(setup.storage, timeout=_PATIENCE, trial=setup.rules.asking))) as store:
-        store.connect(setup.rules.domain)
-    yield Finding("ok", "it answers, and knows the domain and the attributes")
-
-
 def _file(setup: Setup) -> Iterator[Finding]:
     """Check the file of lmdb://: the owner, and space for it to grow. The file is not created."""
     if kind_of(setup.storage.url).server or not kind_of(setup.storage.url).records:
@@ -255,7 +246,7 @@ def _file(setup: Setup) -> Iterator[Finding]:
 
 
 def _workers(setup: Setup) -> Iterator[Finding]:
-    if kind_of(setup.storage.url).records or setup.rules.asking is not None:
+    if kind_of(setup.storage.url).records:
         yield Finding("ok", "all processes share the counters")
         return
     remedy = "use lmdb:// for the workers of one machine, redis:// for several machines"
@@ -311,10 +302,10 @@ def _routes(setup: Setup) -> Iterator[Finding]:
 
 
 CHECKS: Mapping[str, Callable[[Setup], Iterator[Finding]]] = {
+    "rules": _rules,
     "switch": _switch,
     "extras": _extras,
     "server": _server,
-    "service": _service,
     "file": _file,
     "workers": _workers,
     "proxies": _proxies,
@@ -344,7 +335,12 @@ def doctor(
     Run it where the app runs, with the environment and the user of the app. It charges a counter of its own.
     """
     read = None if app is None else read_app(app)
-    found = list(_findings(config, storage, read, workers or workers_of_server(["gunicorn"])))
+    with open_limiter(config, storage) as limiter:
+        rules, switch = limiter.rules, limiter.engine.planner.switch.setting
+        url = with_domain(limiter.storage_url, rules.parts[0].domain)
+        where = replace(rules.storage, url=url)
+        setup = Setup(rules, limiter.state.error, switch, where, read, workers or workers_of_server(["gunicorn"]))
+    found = list(_findings(setup))
     wrong = sum(finding.state == "wrong" for _, finding in found)
     if as_json:
         say_json({"ok": not wrong, "findings": [{"check": name, **finding._asdict()} for name, finding in found]})
@@ -358,33 +354,10 @@ def doctor(
     raise typer.Exit(Exit.PROBLEMS if wrong else Exit.OK)
 
 
-def _findings(config: str, storage: str | None, app: ReadApp | None, workers: int) -> Iterator[tuple[str, Finding]]:
-    """Yield what each check has found. Without rules, nothing else is checked."""
-    try:
-        with RateLimiter(config, storage=storage) as limiter:
-            away = None
-            try:
-                limiter.reload()
-            except StoreUnavailable as error:
-                away = error
-            rules, switch = limiter.rules, limiter.engine.planner.switch.setting
-            url = with_domain(limiter.storage_url, rules.parts[0].domain)
-    except ConfigurationError as error:
-        for problem in error.problems:
-            place = ":".join(str(part) for part in (problem.file, problem.line) if part)
-            remedy = problem.hint or "ratelimit-mw check shows the place"
-            yield "rules", Finding("wrong", f"{place}: {problem.message}" if place else problem.message, remedy)
-        return
-    if away is not None and rules.source is not None:
-        yield "rules", Finding("wrong", f"the rules can't be fetched: {away}", _remedy(away, "start their server"))
-        return
-    shadows = [part.domain for part in rules.parts if part.shadow]
-    yield "rules", Finding("ok", f"{config}: {counted(len(rules.rules), 'rule')}")
-    if shadows:
-        yield "rules", Finding("wrong", f"shadow: {', '.join(shadows)} is not enforced", "remove shadow: true")
-    setup = Setup(rules, switch, replace(rules.storage, url=url), app, workers)
+def _findings(setup: Setup) -> Iterator[tuple[str, Finding]]:
+    """Yield what each check has found, after its name."""
     for name, check in CHECKS.items():
         try:
             yield from ((name, finding) for finding in check(setup))
         except StoreUnavailable as error:
-            yield name, _away(error, url)
+            yield name, _away(error, setup.storage.url)
