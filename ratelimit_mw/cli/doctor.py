@@ -292,7 +292,7 @@ def _routes(setup: Setup) -> Iterator[Finding]:
         yield Finding("note", "no app was read", "name the app with --app package.module:app")
         return
     rows = list(rows_of(setup.app.routes, setup.rules))
-    free = [f"{row.shown_methods} {row.path}" for row in rows if not row.rules and row.exempt != "all"]
+    free = [f"{row.shown_methods} {row.path}" for row in rows if not row.rules and not row.exempt]
     if free:
         more = f" and {len(free) - _SHOWN} more" if len(free) > _SHOWN else ""
         what = f"no rule limits {', '.join(free[:_SHOWN])}{more}"

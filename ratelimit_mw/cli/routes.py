@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -34,7 +34,6 @@ from ratelimit_mw.rules.path_templates import TYPES, Template, pieces_of
 from ratelimit_mw.rules.ruleset import RuleSet
 
 _OF_EACH_ROUTE = {"global", "ip", "remote_address", "path", "route", "method"}
-_THE_METHOD = "the method"
 
 App = Annotated[str, typer.Option("--app", metavar="MODULE:APP", help="The app, as in shop.main:app.")]
 
@@ -47,9 +46,8 @@ class RuleOfRoute:
         rule: The name of the rule.
         domain: The domain of the rule. Empty for a rule that is asked for by name and is in no domain.
         limit: The text of a limit that a decorator declares. Empty for a rule of the file.
-        covers: "all" requests of the route and method that meet the conditions. Or "some", because others may have
-            another path, an exempt path, or another rule that replaces it.
-        conditions: What a request must have in addition, such as "tier is gold".
+        covers: "all" requests of the route and method, or "some": others may have another path, an exempt path, another
+            rule that replaces it, or not what its `match` needs.
         by_name: True if a decorator or a dependency asks for it, or declares it.
         general: True if it has no `match.path`, and is not asked for by name.
     """
@@ -58,38 +56,32 @@ class RuleOfRoute:
     domain: str
     limit: str = ""
     covers: str = "all"
-    conditions: tuple[str, ...] = ()
     by_name: bool = False
     general: bool = False
 
     def __str__(self) -> str:
         asked = "in the code" if self.limit else "by name"
         notes = [*([self.covers] if self.covers != "all" else []), *([asked] if self.by_name else [])]
-        notes += [f"if {condition}" for condition in self.conditions]
         shown = self.limit or self.rule
         return f"{shown} ({', '.join(notes)})" if notes else shown
 
 
-def covered(
-    rules: Rules, route: Template, method: str, *, websocket: bool = False
-) -> tuple[Literal["all", "some", "no"], list[RuleOfRoute]]:
-    """Return how many requests of `route` with this method are exempt, and the rules that apply to the others.
+def covered(rules: Rules, route: Template, method: str, *, websocket: bool = False) -> list[RuleOfRoute] | None:
+    """Return the rules that apply to requests of `route` with this method. None if all of these requests are exempt.
 
     A condition on anything but the path and the method may hold or not. Rules with `on_demand` are not included. A
     WebSocket has the rules of messages, too.
     """
     found: list[RuleOfRoute] = []
-    exempt: list[bool] = []
-    some = False
+    exempt = True
     for part in rules.parts:
         free = [each for each in part.exempt if _takes(each, method) and not (each.exact or each.networks)]
-        exempt.append(any(strictly(within, route, each) for each in free))
-        partly = any(strictly(meet, route, each) for each in free)
-        some = some or partly
-        if not exempt[-1]:
+        if not any(strictly(within, route, each) for each in free):
+            exempt = False
+            partly = any(strictly(meet, route, each) for each in free)
             asked = [rule for rule in part.compiled if not rule.on_demand and (websocket or not rule.rule.messages)]
             found += _applying(part, asked, route, method, partly=partly)
-    return "all" if all(exempt) else "some" if some else "no", found
+    return None if exempt else found
 
 
 def _applying(
@@ -104,20 +96,10 @@ def _applying(
     for rule in reached:
         replacing = [each for each in reached if rule.rank in each.replaces and strictly(meet, route, each.match)]
         if not any(strictly(within, route, each.match) and not _depends(each) for each in replacing):
-            whole = not (replacing or partly) and covers_paths(rule.templates, (route,))
-            yield RuleOfRoute(
-                rule.rule.name,
-                part.domain,
-                covers="all" if whole else "some",
-                conditions=tuple(_conditions(part, rule.match)),
-                general=not rule.templates,
-            )
-
-
-def _conditions(rules: RuleSet, match: Matching) -> Iterator[str]:
-    for condition in match.conditions(rules.attributes.address):
-        if condition.name != _THE_METHOD:
-            yield f"{condition.name} is {' or '.join(condition.wanted)}"
+            conditional = rule.match.exact or rule.match.networks
+            whole = not (replacing or partly or conditional) and covers_paths(rule.templates, (route,))
+            covers = "all" if whole else "some"
+            yield RuleOfRoute(rule.rule.name, part.domain, covers=covers, general=not rule.templates)
 
 
 def _takes(match: Matching, method: str) -> bool:
@@ -159,26 +141,25 @@ class RouteRules:
         methods: The methods; `*` for all others.
         path: The template of the route, as the framework writes it.
         websocket: True if the route serves WebSockets.
-        exempt: "all", "some" or "no": whether its requests are exempt.
+        exempt: True if its requests are exempt.
         rules: The rules, in the order in which they are asked.
     """
 
     methods: tuple[str, ...]
     path: str
     websocket: bool
-    exempt: str
+    exempt: bool
     rules: tuple[RuleOfRoute, ...]
 
     @property
     def protected(self) -> bool:
         """Whether the route is exempt, or has a rule for its path or by name."""
-        return self.exempt == "all" or any(not asked.general for asked in self.rules)
+        return self.exempt or any(not asked.general for asked in self.rules)
 
     def cells(self) -> tuple[str, str, str]:
         """The cells of the table of `routes`."""
-        exempt = {"all": ["exempt"], "some": ["exempt (some)"], "no": []}[self.exempt]
-        rules = ", ".join([*exempt, *map(str, self.rules)])
-        return self.shown_methods, self.path, rules or "-"
+        rules = "exempt" if self.exempt else ", ".join(map(str, self.rules)) or "-"
+        return self.shown_methods, self.path, rules
 
     @property
     def shown_methods(self) -> str:
@@ -192,25 +173,25 @@ def rows_of(routes: Iterable[AppRoute], rules: Rules) -> Iterator[RouteRules]:
     # One method stands for all that no rule names.
     other = next(method for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "LOCK") if method not in named)
     for route in routes:
-        shared: dict[tuple[str, tuple[RuleOfRoute, ...]], list[str]] = {}
+        shared: dict[tuple[RuleOfRoute, ...] | None, list[str]] = {}
         methods = [other, *named] if ANY in route.methods else list(route.methods)
         for method in methods:
             shared.setdefault(_asked(route, method, rules), []).append(method)
-        for (exempt, asked), alike in shared.items():
+        for asked, alike in shared.items():
             shown = (ANY,) if ANY in route.methods and other in alike else tuple(alike)
-            yield RouteRules(shown, route.path, route.websocket, exempt, asked)
+            yield RouteRules(shown, route.path, route.websocket, asked is None, asked or ())
 
 
-def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[str, tuple[RuleOfRoute, ...]]:
-    """How many requests of a route are exempt, and the rules that requests ask."""
-    exempt, asked = covered(rules, route.template, method, websocket=route.websocket)
-    if exempt == "all":  # from rules that are asked for by name, too
-        return exempt, ()
+def _asked(route: AppRoute, method: str, rules: Rules) -> tuple[RuleOfRoute, ...] | None:
+    """Return the rules that requests of a route ask. None if they are exempt, also from rules asked for by name."""
+    asked = covered(rules, route.template, method, websocket=route.websocket)
+    if asked is None:
+        return None
     domains = {rule.rule.name: part.domain for part in reversed(rules.parts) for rule in part.compiled}
     for wanted in route.asked:
         name, limit = (wanted, "") if isinstance(wanted, str) else (wanted.name, wanted.limit)
         asked.append(RuleOfRoute(name, domains.get(name, ""), limit, by_name=True))
-    return exempt, tuple(asked)
+    return tuple(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +336,9 @@ def routes(
 ) -> None:
     """Show the routes of an app, and the rules that apply to requests of each route, in the order of the decision.
 
-    "some": the rule applies only to some of the requests, by their path, or because another rule replaces it.
+    "some": the rule applies only to some of the requests, by what its match needs, or because another rule replaces it.
     "by name": a decorator or a dependency asks for the rule. "in the code": a decorator or a dependency declares the
-    limit. "if": what else a request must have. Calls inside the code of a view are not found.
+    limit. Calls inside the code of a view are not found.
     """
     found = read_app(app).routes
     with open_limiter(config, None) as limiter:

@@ -11,7 +11,7 @@ from tests.cli.test_command import command
 from tests.support.apps import ROOT
 
 RULES = ROOT / "tests" / "cli" / "routed" / "ratelimits.yaml"
-GOLD = "gold (if tier is gold)"
+GOLD = "gold (some)"
 
 STARLETTE = [
     ("GET", "/login", "everything"),
@@ -20,7 +20,7 @@ STARLETTE = [
     ("GET", "/orders", "everything"),
     ("POST", "/orders", "everything, mail (by name)"),
     ("GET", "/api/items/{id:int}", f"everything, items, api (some), {GOLD}"),
-    ("GET", "/api/{rest:path}", "everything, items (some), api (some), gold (some, if tier is gold)"),
+    ("GET", "/api/{rest:path}", "everything, items (some), api (some), gold (some)"),
     ("*", "/other/*", "everything"),
     ("GET", "/admin", "everything"),
     ("WebSocket", "/talk", "everything, talk"),
@@ -34,13 +34,13 @@ FASTAPI = [
 ]
 FLASK = [
     ("POST", "/login", "login"),
-    ("GET", "/<any(health, ready):name>", "exempt (some), everything (some), api (some)"),
+    ("GET", "/<any(health, ready):name>", "everything (some), api (some)"),
     ("GET", "/api/items/<int:number>", f"everything, items, api (some), {GOLD}, 5 per minute (in the code)"),
     ("GET,POST", "/api/mail/<string(length=2):language>", "everything, api, mail (by name)"),
     ("GET", "/api/orders/", "everything, api"),
     ("POST", "/api/orders/", "everything, api, mail (by name)"),
 ]
-SOME = "items (some), api (some), gold (some, if tier is gold)"
+SOME = "items (some), api (some), gold (some)"
 DJANGO = [
     ("POST", "/login", "login"),
     ("*", "/health", "exempt"),
@@ -51,8 +51,8 @@ DJANGO = [
     ("POST", "/api/items/", "everything, api, mail (by name)"),
     ("GET", "/api/items/(?P<pk>[^/.]+)/", f"everything, items (some), api, {GOLD}, mail (by name)"),
     ("*", "/archive/(?P<year>[0-9]{4})/", "everything"),
-    ("*", "/(?:a|b)/x", f"exempt (some), everything (some), {SOME}"),
-    ("POST", "/(?:a|b)/x", f"exempt (some), everything (some), login (some), {SOME}"),
+    ("*", "/(?:a|b)/x", f"everything (some), {SOME}"),
+    ("POST", "/(?:a|b)/x", f"everything (some), login (some), {SOME}"),
 ]
 
 
@@ -101,7 +101,7 @@ def test_routes_are_listed_as_json_for_programs(routed):
         ("everything", "all", False),
         ("items", "some", False),
         ("api", "some", False),
-        ("gold", "all", False),
+        ("gold", "some", False),
         ("mail", "all", True),
     ]
 
