@@ -15,7 +15,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry, from_wire
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.http_request import AsgiRequest
-from ratelimit_mw.identity.identifier import choices_of
+from ratelimit_mw.identity.identifier import attributes_of
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -158,12 +158,10 @@ class Gap(NamedTuple):
     Attributes:
         rule: The name of the rule. "" for all rules.
         text: What could not be replayed and why, as a sentence.
-        never_asked: True if the rule was never asked because of it.
     """
 
     rule: str
     text: str
-    never_asked: bool = False
 
 
 def answerable(has: Has) -> Callable[[Charge], bool]:
@@ -208,16 +206,20 @@ def find_gaps(
     found: list[Gap] = []
     for part in rules.parts:
         for rule in part.compiled:
-            gaps = list(_gaps(rule, has, absent))
-            if not asked.get(rule.rule.name) and not any(gap.never_asked for gap in gaps):
-                gaps.insert(
-                    0, Gap(rule.rule.name, f"rule {quoted(rule.rule.name)} matched no request", never_asked=True)
-                )
-            # One reason is enough for a rule that was never asked.
-            found += next(([gap] for gap in gaps if gap.never_asked), gaps)
+            name = rule.rule.name
+            needs, differences = list(_needs(rule, has, absent)), list(_differences(rule, has))
+            end = "the replay goes without it"
+            if not asked.get(name):
+                needs, differences = needs[:1], []  # one reason is enough
+                end = "it was never asked"
+            texts = [f"{need}, which this log does not have: {end}{_hint(field)}" for need, field in needs]
+            texts += differences
+            if not (texts or asked.get(name)):
+                texts = ["matched no request"]
+            found += [Gap(name, f"rule {quoted(name)} {text}") for text in texts]
         described = {rule.name for rule in part.rules} - {rule.rule.name for rule in part.compiled}
         for name in sorted(described - {name for name, number in asked.items() if number}):
-            found.append(Gap(name, f"descriptor {quoted(name)} matched no request", never_asked=True))
+            found.append(Gap(name, f"descriptor {quoted(name)} matched no request"))
         for exempt in part.exempt:
             for exact in exempt.exact:
                 if absent(exact.name):
@@ -227,77 +229,36 @@ def find_gaps(
     return found
 
 
-def _gaps(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterator[Gap]:
-    name = rule.rule.name
-    begins = f"rule {quoted(name)}"
-    if rule.on_demand:
-        yield Gap(name, f"{begins} applies only where the app asks for it, which a log does not have", never_asked=True)
-    if rule.rule.messages:
-        yield Gap(name, f"{begins} counts the messages of WebSockets, which a log does not have", never_asked=True)
-    if rule.rule.counts is not None and not has("status"):
-        yield _without(name, f"{begins} counts by status", "status")
-    in_flight = [ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas]
-    if any(in_flight) and not has("duration"):
-        if all(in_flight):
-            yield _without(name, f"{begins} counts requests in flight and needs their duration", "duration")
-        else:
-            text = f"the concurrent limit of {begins} needs durations, which this log does not have"
-            yield Gap(name, f"{text}: the replay ignores it. {_hint('duration')}")
-    for exact in rule.match.exact:
-        if absent(exact.name):
-            yield _without(name, f"{begins} applies by {exact.name}", exact.name)
-    yield from _gaps_of_by(rule, begins, absent)
-    yield from (Gap(name, f"{begins} {text}") for text in _differences(rule, has, absent))
+def _needs(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """Yield what a rule does with what the log does not have, and the field for it. "" if no log has it."""
+    in_flight = any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas)
+    needs = {
+        ("applies only where the app asks for it", ""): rule.on_demand,
+        ("counts the messages of WebSockets", ""): rule.rule.messages,
+        ("counts by status", "status"): rule.rule.counts is not None and not has("status"),
+        ("counts requests in flight and needs their duration", "duration"): in_flight and not has("duration"),
+        **{(f"applies by {exact.name}", exact.name): absent(exact.name) for exact in rule.match.exact},
+    }
+    for name in dict.fromkeys(name for entry in rule.by for name in attributes_of(entry)):
+        needs[f"counts by {name}", name] = absent(name) or (name == "route" and rule.needs_routes)
+    needs["has limits by tier", "tier"] = rule.tiers is not None and absent("tier")
+    needs["reads the cost from the response", ""] = rule.rule.cost_after is not None
+    needs["is elastic by the load of the process", ""] = any(quota.elastic for quota in rule.quotas)
+    yield from (need for need, lacks in needs.items() if lacks)
 
 
-def _differences(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterator[str]:
+def _differences(rule: CompiledRule, has: Has) -> Iterator[str]:
     """Yield how a rule that was asked may have decided differently than in production."""
     by_function = rule.rule.counts is not None and not isinstance(rule.rule.counts, Statuses)
     differs = {
-        f"has limits by tier, which this log does not have: all had the default limit. {_hint('tier')}": (
-            rule.tiers is not None and absent("tier")
-        ),
         "has a limit from a function of the app, which saw only what the log has": rule.read_limit is not None,
         "reads the cost from the request: a request costs 1 where the log does not have it": rule.read_cost is not None,
-        "reads the cost from the response, which a log does not have: each request cost 1": (
-            rule.rule.cost_after is not None
-        ),
         "counts by a function of the app, which saw the status and no header": by_function and has("status"),
-        "is elastic by the load of the process, which a log does not have: it had its base limit": (
-            any(quota.elastic for quota in rule.quotas)
-        ),
         "defers requests, which are shown as denied": rule.rule.defers,
     }
     yield from (text for text, holds in differs.items() if holds)
 
 
-def _gaps_of_by(rule: CompiledRule, begins: str, absent: Callable[[str], bool]) -> Iterator[Gap]:
-    name = rule.rule.name
-    usable = 0
-    gaps: list[Gap] = []
-    for entry in rule.by:
-        choices = choices_of(entry)
-        unread = {"route"} if rule.needs_routes else set[str]()
-        lacking = [[part for part in parts if part in unread or absent(part)] for parts in choices]
-        missing = list(dict.fromkeys(part for parts in lacking for part in parts))
-        if all(lacking):
-            gaps.append(_without(name, f"{begins} counts by {entry}", missing[0]))
-            continue
-        usable += 1
-        if missing:
-            left = "|".join("+".join(parts) for parts, lack in zip(choices, lacking, strict=True) if not lack)
-            text = f"{begins} counts by {entry}, but this log has no {' and no '.join(missing)}: it counted by {left}"
-            gaps.append(Gap(name, f"{text}. {_hint(missing[0])}"))
-    if usable:  # only some counters of the rule were left out
-        texts = [gap.text.replace(": the replay ignores it", ": the replay ignores that counter") for gap in gaps]
-        gaps = [Gap(name, text) for text in texts]
-    yield from gaps
-
-
-def _without(name: str, need: str, field: str) -> Gap:
-    lacking = "which this log does not have: the replay ignores it"
-    return Gap(name, f"{need}, {lacking}. {_hint(field)}", never_asked=True)
-
-
 def _hint(field: str) -> str:
-    return "Add match.path to replay it" if field == "route" else f"`--field {field}=…` says where it is"
+    hint = "Add match.path to replay it" if field == "route" else f"`--field {field}=…` says where it is"
+    return f". {hint}" if field else ""
