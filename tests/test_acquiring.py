@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -154,6 +155,22 @@ def test_a_timeout_that_is_no_whole_number_of_microseconds_ends(enter, clock):
         with pytest.raises(LimitExceeded):
             enter(engine, "one", CLIENT, timeout=1 / 3)
         assert clock.now() == START * 1_000_000 + 333_333
+
+
+@EACH_BLOCK
+def test_a_place_that_comes_free_is_taken_within_a_tenth_of_a_second(enter):
+    held = ExitStack()
+
+    class UntilItMoves(ManualClock):
+        def advance(self, seconds):
+            super().advance(seconds)
+            held.close()
+
+    clock = UntilItMoves(START)
+    engine = limiter(rules=one("1 concurrent", algorithm="concurrency"), clock=clock)
+    held.enter_context(engine.limited("one", CLIENT))
+    assert enter(engine, "one", CLIENT, timeout=30).allowed
+    assert clock.now() == START * 1_000_000 + 100_000
 
 
 @EACH

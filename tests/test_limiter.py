@@ -91,7 +91,8 @@ class TestCheck:
 
     def test_where_no_rule_applies_there_is_no_limit(self, call):
         limiter = engine(rule(match={"path": "/login"}))
-        assert call(limiter, "check", CLIENT) == Decision(True)
+        decision = call(limiter, "check", CLIENT)
+        assert decision == (True, None, None, None, 0.0, 0.0, 0.0, 0.0, None, (), None, None, None)
         assert call(limiter, "check", {**CLIENT, "path": "/login/"}).rule == "everything"
 
     @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_lists_have_a_status_each_in_order_after_one_call(engine, check, store):
         ListStatus(True),
         ListStatus(True, unlimited=True),
     )
+    assert tuple(found.statuses[2]) == (True, None, None, None, None, None, None, False, 0.0, 0.0)
     assert store.calls == 1
     assert [policy.rule for policy in found.decision.policies] == ["user", "trial"]
 

@@ -55,6 +55,33 @@ def served_wsgi(change, ask, *, times=3):
     return decisions
 
 
+def test_rules_that_read_the_query_read_it_of_each_request():
+    statuses = []
+
+    async def asgi(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    def wsgi(environ, start_response):
+        start_response("200 OK", [])
+        return [b""]
+
+    def started(status, headers, exc_info=None):
+        statuses.append(int(status[:3]))
+
+    rules = [{"name": "key", "by": "query:key", "limit": "2 per minute"}]
+    for shell in (Asgi, Wsgi):
+        with limiter(rules=rules) as engine:
+            app = shell(asgi if shell is Asgi else wsgi, limiter=engine)
+            for query in ("key=a", "key=a", "key=a", "key=b"):
+                if shell is Asgi:
+                    statuses.append(serve(app, http_scope(query_string=query.encode()))[0]["status"])
+                else:
+                    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "QUERY_STRING": query, "REMOTE_ADDR": IP}
+                    list(app(environ, started))
+    assert statuses == [200, 200, 429, 200] * 2
+
+
 def test_a_mount_that_takes_its_part_off_the_path_changes_no_counter():
     def mount(scope):
         scope["root_path"], scope["path"] = "/a", "/b"

@@ -319,6 +319,17 @@ class Contract(Decisions):
         clock.advance(0.5)
         assert [*ends, self.decide(store, [late]).outcomes[0].reset_after] == [2 * SECOND, 2 * SECOND, 1_500_000]
 
+    def test_an_overdraft_whose_turn_is_too_far_away_is_denied_even_in_a_queue_that_refunds_emptied(self, store, clock):
+        late = Ask("d:q:{x}", with_overdraft(Quota("leaky_bucket", 1, SECOND, 1)), 2)
+        for _ in range(2):
+            self.charge(store, [late])
+            self.refund(store, [late], clock.now())
+        denied = self.decide(store, [late]).outcomes[0]
+        assert (denied.allowed, denied.retry_after) == (False, 2 * SECOND)
+        clock.advance(2)
+        assert not self.decide(store, [late]).outcomes[0].allowed  # it is charged now, and does not fit
+        assert self.decide(store, [late]).outcomes[0].retry_after == SECOND
+
     def test_only_overdrafts_are_charged_by_a_denied_request(self, store):
         late, gate = Ask("d:t:{x}", with_overdraft(quota(10)), 7), Ask("d:g:{x}", quota(3), 1)
         shadow = Ask("d:s:{x}", with_overdraft(quota(10)), 20, shadow=True)

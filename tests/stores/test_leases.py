@@ -718,6 +718,15 @@ def test_what_can_not_be_charged_at_the_end_is_logged(leases, store, caplog, way
     assert len(caplog.records) == away
 
 
+def test_what_can_not_be_charged_at_the_end_is_logged_of_more_counters_than_one_call_takes(leases, store, caplog):
+    for number in range(250):
+        leases.decide([Ask(f"d:r:{number}", quota(100, "write_back"))])
+        admitted(leases, Ask(f"d:r:{number}", quota(100, "write_back")), 2)
+    store.away = True
+    leases.close()
+    assert ["a cost of 500 on 250 counters" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_what_goes_back_of_a_lease_is_no_loss(leases, store, caplog):
     admitted(leases, Ask("d:r:{x}", quota(100)), 20)
     store.away = True

@@ -58,3 +58,11 @@ def test_a_password_that_is_not_encoded_is_refused_and_not_shown(scheme, passwor
 )
 def test_usual_urls_are_not_refused(url):
     assert kind_of(url).server
+
+
+def test_a_shared_file_is_refused_on_windows(monkeypatch):
+    rules = {"domain": "d", "rules": [{"name": "a", "limit": "1 per day"}]}
+    with monkeypatch.context() as on_windows:
+        on_windows.setattr("os.name", "nt")
+        with pytest.raises(ConfigurationError, match="does not work on Windows: use memory:// or redis://"):
+            RateLimiter(rules, storage="lmdb:///counters")
