@@ -176,6 +176,25 @@ os.kill(os.getpid(), signal.SIGKILL)
             thread.join()
         assert taken(store, one()) == [len(decided) + children]
 
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_fork_within_a_transaction_leaves_it_to_its_thread(self, url):
+        class Forking(ManualClock):
+            forks = False
+
+            def now(self):
+                if self.forks:
+                    self.forks = False
+                    in_child(lambda: None)
+                return super().now()
+
+        clock = Forking(time.time())
+        store = opened(url, clock=clock)
+        for clock.forks in (False, True, False):  # by the clock, which is asked within a transaction
+            assert store.decide(one()).outcomes[0].allowed
+            assert in_child(lambda: store.decide(one()).outcomes[0].allowed)
+        assert taken(store, one()) == [6]
+        store.close()
+
     def test_a_child_neither_frees_the_lock_of_its_parent_nor_keeps_it_after_its_death(self, url):
         code = """
 store = opened(url)
