@@ -97,23 +97,18 @@ class BodyFormat(NamedTuple):
         accepted: The media types. A client that accepts one of them may get this format.
         render: Returns the body.
         constant: True if the body is the same for all clients with the same message.
-        has_page: True if `response.page` may replace the page of the package.
     """
 
     content_type: str
     accepted: tuple[str, ...]
     render: Callable[[BodyContent], bytes]
     constant: bool = True
-    has_page: bool = False
 
 
-def format_of(body: Body, page: str | None) -> BodyFormat:
+def format_of(body: Body) -> BodyFormat:
     """Return the format of one `body` of the file: the name of a format, or the template of a JSON body."""
     if isinstance(body, str):
-        found = FORMATS[body]
-        if page and found.has_page:
-            return found._replace(render=_html(page), constant=is_constant(page))
-        return found
+        return FORMATS[body]
     return FORMATS["json"]._replace(
         render=lambda content: _dumped(_filled_template(body, content.words)),
         constant=is_constant(body),
@@ -169,12 +164,9 @@ def _text(content: BodyContent) -> bytes:
     return str(content.words["message"]).encode("utf-8", "replace")
 
 
-def _html(page: str) -> Callable[[BodyContent], bytes]:
-    def render(content: BodyContent) -> bytes:
-        words = {word: escape(value) if isinstance(value, str) else value for word, value in content.words.items()}
-        return filled(page, words).encode("utf-8", "replace")
-
-    return render
+def _html(content: BodyContent) -> bytes:
+    words = {word: escape(value) if isinstance(value, str) else value for word, value in content.words.items()}
+    return filled(_PAGE, words).encode("utf-8", "replace")
 
 
 def _filled_template(template: object, words: Words) -> object:
@@ -199,12 +191,6 @@ FORMATS = {
         "application/problem+json", ("application/problem+json", "application/json"), _problem, constant=False
     ),
     "text": BodyFormat("text/plain; charset=utf-8", ("text/plain",), _text),
-    "html": BodyFormat(
-        "text/html; charset=utf-8",
-        ("text/html", "application/xhtml+xml"),
-        _html(_PAGE),
-        constant=is_constant(_PAGE),
-        has_page=True,
-    ),
+    "html": BodyFormat("text/html; charset=utf-8", ("text/html", "application/xhtml+xml"), _html),
 }
 """The formats of bodies, by their names in `response.body`."""

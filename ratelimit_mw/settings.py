@@ -86,13 +86,6 @@ Body = str | Mapping[str, object]
 """A format of bodies (json, problem, text or html), or the template of a JSON body."""
 
 
-class HeaderGroups(NamedTuple):
-    """The groups of headers about limits: in allowed responses, and in denials."""
-
-    allowed: tuple[str, ...] = ("x-ratelimit", "retry-after")
-    denied: tuple[str, ...] = ("x-ratelimit", "retry-after")
-
-
 class HeaderNames(NamedTuple):
     """The names of the headers in the group `x-ratelimit`."""
 
@@ -155,22 +148,20 @@ class ResponseSettings:
 
     Attributes:
         status: The status.
-        headers: The groups of headers.
+        headers: The groups of headers about limits.
         header_names: The names of the headers in the group `x-ratelimit`.
         reset: Whether X-RateLimit-Reset is an `epoch` time or a number of seconds (`delta`).
         body: The formats. The client's Accept selects one of them.
-        page: The HTML page. None: the page of the package.
         message: The message. It may contain {ip} {rule} {limit} {period} {retry_after}.
         documentation_url: The URL of a page about the limits.
         handler: The function of the app that makes the responses. None: the other settings make them.
     """
 
     status: int = 429
-    headers: HeaderGroups = field(default_factory=HeaderGroups)
+    headers: tuple[str, ...] = ("x-ratelimit", "retry-after")
     header_names: HeaderNames = field(default_factory=HeaderNames)
     reset: str = "epoch"
     body: tuple[Body, ...] = ("json",)
-    page: str | None = None
     message: str = "Too many requests"
     documentation_url: str | None = None
     handler: HandlerSettings | None = None

@@ -370,7 +370,7 @@ def _refuse_beside_a_service(file: Values, client: ClientSettings, problems: Pro
     if file[STORAGE].on_error == "local":
         hint = "write allow or deny"
         problems.add(file.place("storage", "on_error"), "can't be local: the limits are the service's", hint)
-    if "ratelimit" in (*file[RESPONSE].headers.allowed, *file[RESPONSE].headers.denied):
+    if "ratelimit" in file[RESPONSE].headers:
         hint = "remove ratelimit: x-ratelimit and retry-after can be sent"
         problems.add(
             file.place("response", "headers"), "the service does not send the policies of the header RateLimit", hint

@@ -311,16 +311,13 @@ class Answers(Generic[_Text]):
         self._value = value
         self._policies = policies = Policies()
         epoch = settings.reset == "epoch"
-        headers = settings.headers
-        spellings = settings.header_names
-        self._allowed = RateFields(headers.allowed, policies, spellings, epoch=epoch, name=name, value=value)
-        self._denied = RateFields(headers.denied, policies, spellings, epoch=epoch, name=name, value=value)
-        self.rated = bool(self._allowed.names)
-        """Whether allowed responses have rate-limit headers."""
-        self.add_headers = self._allowed.add
-        self._retry_after = name("Retry-After") if "retry-after" in headers.denied else None
+        fields = RateFields(settings.headers, policies, settings.header_names, epoch=epoch, name=name, value=value)
+        self.rated = bool(fields.names)
+        """Whether responses have rate-limit headers."""
+        self.add_headers = fields.add
+        self._retry_after = name("Retry-After") if "retry-after" in settings.headers else None
         self._content_length = name("Content-Length")
-        self._formats = [format_of(body, settings.page) for body in settings.body]
+        self._formats = [format_of(body) for body in settings.body]
         self._accepted = [made.accepted for made in self._formats]
         always = [(name("Cache-Control"), value("no-store"))]
         if len(self._formats) > 1:
@@ -350,7 +347,7 @@ class Answers(Generic[_Text]):
         headers = [*self._always[place], (self._content_length, value(str(len(body))))]
         if self._retry_after is not None and wait is not None and not hidden:
             headers.append((self._retry_after, value(str(wait))))
-        headers += self._denied.add((), verdict)
+        headers += self.add_headers((), verdict)
         if self._handler is not None:
             status, headers, body = self._handler.answer(request.context, verdict.decision, (status, headers, body))
         return DenialResponse(status, headers, b"" if request.method == "HEAD" else body)

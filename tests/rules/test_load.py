@@ -13,7 +13,7 @@ import pytest
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import examine, load_rules
-from ratelimit_mw.settings import ClientSettings, HeaderGroups, ResponseSettings, StorageSettings
+from ratelimit_mw.settings import ClientSettings, ResponseSettings, StorageSettings
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.rules.corpus import applied, load_text, problems_of, rules
 
@@ -87,7 +87,7 @@ def test_a_file_that_says_everything():
     )
     assert rule_set.response == ResponseSettings(
         status=403,
-        headers=HeaderGroups(("retry-after",), ("retry-after",)),
+        headers=("retry-after",),
         reset="delta",
         body=("problem",),
         message="Slow down, {ip}; {rule} allows {limit}, wait {retry_after}",
@@ -307,7 +307,7 @@ def test_every_problem_is_reported_at_once():
 
 def test_some_lists_may_be_empty():
     rule_set = rules({"replaces": []}, client={"trusted_proxies": []}, response={"headers": []}, exempt=[])
-    assert rule_set.response.headers == HeaderGroups((), ())
+    assert rule_set.response.headers == ()
 
 
 def test_an_async_tier_is_not_awaited_where_no_rule_goes_by_it():

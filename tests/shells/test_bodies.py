@@ -118,16 +118,6 @@ def test_the_page_of_a_browser(ask):
     assert f"<p>Slow down, &lt;{IP}&gt; &amp; co</p>" in text
 
 
-def test_a_page_of_one_s_own(ask):
-    page = "<style>p{color:red}</style><p title='{rule}'>{status} {title}: {message} ({retry_after} s, {limit}, {ip})"
-    rule = {"name": "it's <b>"}
-    answer = denied(ask, {"body": ["json", "html"], "page": page}, rule=rule, accept=BROWSER)
-    assert answer.body.decode() == (
-        "<style>p{color:red}</style><p title='it&#x27;s &lt;b&gt;'>"
-        f"429 Too Many Requests: Too many requests (40 s, 1, {IP})"
-    )
-
-
 @pytest.mark.parametrize("body", [["json", "html"], ["problem", "text"], [{"wait": "{retry_after}"}, "html"]])
 @pytest.mark.parametrize("accept", [BROWSER, "text/plain", "*/*"])
 def test_head_has_the_headers_that_get_would_have(ask, body, accept):

@@ -157,18 +157,3 @@ def test_a_hidden_rule_alone_leaves_responses_as_they_are(ask):
     engine = limiter(rules=[rule("secret", "4 per minute", response={"hidden": True})], response=BOTH)
     for _ in range(4):  # most of a rule's requests are decided in fewer steps than the first ones
         assert ask(engine, own=[("X-Own", "1")]).fields == [("x-own", "1")]
-
-
-@pytest.mark.parametrize(
-    ("headers", "allowed", "denied"),
-    [
-        pytest.param({"allowed": []}, set(), {"x-ratelimit-limit", "retry-after"}, id="silent until it denies"),
-        pytest.param({"allowed": "ratelimit", "denied": []}, {"ratelimit"}, set(), id="silent when it denies"),
-        pytest.param({"denied": ["ratelimit"]}, {"x-ratelimit-limit"}, {"ratelimit"}, id="another for each"),
-    ],
-)
-def test_headers_by_outcome(ask, headers, allowed, denied):
-    engine = limiter("1 per minute", response={"headers": headers})
-    asked = {"x-ratelimit-limit", "ratelimit", "retry-after"}
-    assert asked & set(ask(engine).headers) == allowed
-    assert asked & set(ask(engine).headers) == denied

@@ -4,7 +4,7 @@ The texts contain placeholders such as `{retry_after}`. They are checked here, s
 file is loaded and not when the first request is denied. `bodies` fills them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from ratelimit_mw.bodies import FORMATS
@@ -17,24 +17,12 @@ from ratelimit_mw.settings import (
     PLACEHOLDERS,
     Body,
     HandlerSettings,
-    HeaderGroups,
     HeaderNames,
     ResponseSettings,
 )
 
 GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
 """The groups of headers."""
-
-_groups = kinds.each(kinds.one_of(*GROUPS), empty=True)
-
-
-def _read_headers(node: Node) -> HeaderGroups:
-    """Read the groups of headers: for all limited responses, or separately for allowed and denied ones."""
-    if isinstance(node, Map):
-        groups: HeaderGroups = _HEADER_SECTION.read(node)
-        return groups
-    listed = _groups(node)
-    return HeaderGroups(listed, listed)
 
 
 def read_body(node: Node) -> tuple[Body, ...]:
@@ -92,14 +80,6 @@ def read_message(node: Node) -> str:
     return _checked(node, PLACEHOLDERS)
 
 
-def read_page(node: Node) -> str | None:
-    """Read an HTML page.
-
-    Other text in braces may be a style or a script. It is an error only if it is similar to a placeholder.
-    """
-    return _checked(node, BODY_PLACEHOLDERS, near) or None
-
-
 def read_link(node: Node) -> str | None:
     """Read a URL that is shown to clients."""
     found = kinds.read_text(node)
@@ -113,13 +93,13 @@ def read_handler(node: Node) -> HandlerSettings | None:
     return HandlerSettings(*kinds.read_function(node)) if kinds.read_text(node).strip() else None
 
 
-def _checked(node: Node, placeholders: Iterable[str], hint_for: Callable[..., str] = nearest) -> str:
-    """Read a text. Raises `Invalid` if it has another placeholder than these, for which there is a hint."""
+def _checked(node: Node, placeholders: Iterable[str]) -> str:
+    """Read a text. Raises `Invalid` if it has another placeholder than these."""
     found = kinds.read_text(node)
     problems = Problems()
     for word in kinds.PLACEHOLDER.findall(found):
-        if word not in placeholders and (hint := hint_for(word, placeholders)):
-            problems.add(node.place, f"there is no placeholder {{{word}}}", hint)
+        if word not in placeholders:
+            problems.add(node.place, f"there is no placeholder {{{word}}}", nearest(word, placeholders))
     return problems.checked(found)
 
 
@@ -145,11 +125,8 @@ _TAKEN = (
 
 
 def _check(response: Values, problems: Problems) -> None:
-    """Report what is never sent."""
-    if response[_PAGE] is not None and "html" not in response[_BODY]:
-        place = response.place("page")
-        problems.add(place, "is never sent: body does not have the format html", "write body: [json, html]")
-    if response[_HEADER_NAMES] != HeaderNames() and not any("x-ratelimit" in groups for groups in response[_HEADERS]):
+    """Report names of headers that are never sent."""
+    if response[_HEADER_NAMES] != HeaderNames() and "x-ratelimit" not in response[_HEADERS]:
         problems.add(response.place("header_names"), "is never used: headers does not have x-ratelimit")
 
 
@@ -166,35 +143,15 @@ def _check_names(names: Values, problems: Problems) -> None:
         used.setdefault(name, word.key)
 
 
-_groups_schema = kinds.or_list({"enum": list(GROUPS)}, at_least=0)
-
 _STATUS = kinds.number("status", 400, 599, 429, "The status of a denial.")
-_ALLOWED, _DENIED = (
-    Word(
-        key=when,
-        read=_groups,
-        default=groups,
-        schema=_groups_schema,
-        about=f"The headers of {when} requests.",
-        shown_default=list(groups),
-    )
-    for when, groups in HeaderGroups()._asdict().items()
-)
-_HEADER_SECTION = Section(
-    "Headers",
-    "Which headers are sent, separately for allowed and denied requests.",
-    (_ALLOWED, _DENIED),
-    make=HeaderGroups,
-    whole=True,
-)
-_HEADERS: Word[HeaderGroups] = Word(
-    key="headers",
-    read=_read_headers,
-    default=HeaderGroups(),
-    shown_default=["x-ratelimit", "retry-after"],
-    schema=lambda shared: {"anyOf": [*_groups_schema["anyOf"], _HEADER_SECTION.as_schema(shared)]},
-    about="Which headers are sent: for all limited responses, or separately for allowed and denied ones.",
-    section=_HEADER_SECTION,
+_HEADERS: Word[tuple[str, ...]] = kinds.several(
+    "headers",
+    kinds.one_of(*GROUPS),
+    "Which headers are sent with limited responses.",
+    of={"enum": list(GROUPS)},
+    empty=True,
+    default=ResponseSettings().headers,
+    shown_default=list(ResponseSettings().headers),
 )
 _NAMES: tuple[Word[str], ...] = tuple(
     kinds.text(key, f"The name of the header {default}.", default, kinds.read_header_name)
@@ -225,9 +182,6 @@ _BODY: Word[tuple[Body, ...]] = Word(
     },
     about="The format of a denial's body, a list of formats from which Accept selects one, or a template.",
 )
-_PAGE = kinds.optional_text(
-    "page", "The HTML page of a denial. It replaces the page of the package.", read_page, unset="a short page"
-)
 _MESSAGE = kinds.text(
     "message",
     "The message of a denial. It may contain {ip} {rule} {limit} {period} {retry_after}.",
@@ -252,7 +206,7 @@ RESPONSE: Word[ResponseSettings] = section_word(
     Section(
         "Response",
         "The status, headers and body of denials.",
-        (_STATUS, _HEADERS, _HEADER_NAMES, _RESET, _BODY, _PAGE, _MESSAGE, _DOCUMENTATION_URL, _HANDLER),
+        (_STATUS, _HEADERS, _HEADER_NAMES, _RESET, _BODY, _MESSAGE, _DOCUMENTATION_URL, _HANDLER),
         make=ResponseSettings,
         example="for example {status: 429, body: json}",
         check=_check,
