@@ -39,14 +39,14 @@ def matching(effort: Effort) -> Iterator[Figure]:
 
 def plan_cpu(count: int, kind: str, plans: int) -> Run:
     """Seconds of the processor to find the rules of a request, with this number of rules."""
-    from ratelimit_mw.config.load import load_rules
+    from ratelimit_mw.config.load import Document, load_documents
     from ratelimit_mw.identity.http_request import AsgiRequest
 
     listed = [
         {"name": f"r{n}", "match": {"path": f"/api/v{n}/items/{{id:int}}"}, "limit": "10 per minute"}
         for n in range(count)
     ]
-    rules = load_rules({"domain": "bench", "rules": listed})
+    rules = load_documents([Document("", {"domain": "bench", "rules": listed})])
     served = 0
 
     def paths() -> Iterator[str]:

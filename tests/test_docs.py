@@ -10,8 +10,8 @@ import yaml
 
 from bench.pages import BLOCK
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT
+from tests.support.rules import load_rules
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 KINDS = re.findall(

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from ratelimit_mw import RateLimiter
-from ratelimit_mw.config.load import load_rules
 from tests.shells.asking import IP
 from tests.shells.test_settling import EACH, by_hand, says, under_asgi
 from tests.support.apps import ROOT
+from tests.support.rules import load_rules
 
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "docs/costs.md").read_text(), re.MULTILINE | re.DOTALL)
 YAML = [text for kind, text in BLOCKS if kind == "yaml"]

@@ -9,8 +9,8 @@ from flask import Flask
 from starlette.applications import Starlette
 
 from ratelimit_mw import RateLimiter, asgi, fastapi, wsgi
-from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT
+from tests.support.rules import load_rules
 
 PAGE = (ROOT / "docs" / "essentials.md").read_text("utf-8")
 (RULES,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from ratelimit_mw import flask as in_flask
-from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT
+from tests.support.rules import load_rules
 
 PAGE = (ROOT / "docs" / "moving.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

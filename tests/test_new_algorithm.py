@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter, algorithms
 from ratelimit_mw.cli.app import app
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.model import OVERDRAFT, SECOND, Ask, Quota
@@ -28,6 +27,7 @@ from ratelimit_mw.stores.redis.codec import GENERAL, decode, encode, script
 from ratelimit_mw.stores.redis.endpoint import Blocking
 from ratelimit_mw.stores.redis.store import RedisStore
 from tests.support.apps import ROOT
+from tests.support.rules import load_rules
 
 PAGE = (ROOT / "docs" / "add-an-algorithm.md").read_text("utf-8")
 MODULE, LUA, LINE = re.findall(r"^```(?:python|lua|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 from ratelimit_mw.cli.app import app
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.config.words.rule import RULE
 from tests.support.apps import ROOT
+from tests.support.rules import load_rules
 from tests.test_words import words_page
 
 PAGE = (ROOT / "docs" / "add-a-word.md").read_text("utf-8")

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ratelimit_mw.config.load import load_rules
 from tests.support.apps import ROOT, gunicorn, uvicorn, within_a_minute
+from tests.support.rules import load_rules
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

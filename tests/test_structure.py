@@ -13,8 +13,8 @@ from pathlib import Path
 import ratelimit_mw
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware
-from ratelimit_mw.config.load import load_rules
 from tests.shells.asking import exchange, http_scope
+from tests.support.rules import load_rules
 
 PACKAGE = Path(ratelimit_mw.__file__).parent
 ROOT = PACKAGE.parent

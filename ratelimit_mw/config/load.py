@@ -155,19 +155,6 @@ class Examined(NamedTuple):
 _KEYS_BESIDE_A_SOURCE = ("domain", *(word.key for word in SHARED), "rules")
 
 
-def load_rules(config: Config, *, environ: Mapping[str, str] = os.environ) -> Rules:
-    """Return the compiled rules of a YAML file, of a folder of files, or of a mapping of the same shape.
-
-    Args:
-        config: A path, or a mapping.
-        environ: The environment that `${NAME}` is read from.
-
-    Raises:
-        ConfigurationError: The configuration has errors. It carries every problem found, in the order of the file.
-    """
-    return _rules_or_raise(examine(config, environ=environ), Once())
-
-
 def load_documents(
     documents: Sequence[Document],
     *,
@@ -175,9 +162,17 @@ def load_documents(
     frame: Document | None = None,
     once: Once | None = None,
 ) -> Rules:
-    """Return the compiled rules of documents that have been read already. See `load_rules` and `compose`."""
+    """Return the compiled rules of documents that have been read already, and log the warnings. See `compose`.
+
+    Raises ConfigurationError, with every problem found in the order of the file, if the rules cannot be used.
+    """
     once = once or Once()
-    return _rules_or_raise(compose(documents, environ, frame=frame, once=once), once)
+    examined = compose(documents, environ, frame=frame, once=once)
+    if examined.rules is None:
+        raise ConfigurationError(examined.problems)
+    for warning in examined.warnings:
+        once(logger.warning, "%s", warning, about=warning.message)
+    return examined.rules
 
 
 def examine(config: Config, *, environ: Mapping[str, str] = os.environ) -> Examined:
@@ -187,14 +182,6 @@ def examine(config: Config, *, environ: Mapping[str, str] = os.environ) -> Exami
     if problems:
         return Examined(None, problems.in_order())
     return compose(documents, environ)
-
-
-def _rules_or_raise(examined: Examined, once: Once) -> Rules:
-    if examined.rules is None:
-        raise ConfigurationError(examined.problems)
-    for warning in examined.warnings:
-        once(logger.warning, "%s", warning, about=warning.message)
-    return examined.rules
 
 
 class _Part:

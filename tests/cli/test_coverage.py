@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.cli.lint import meets
 from ratelimit_mw.cli.routes import covered
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
 from tests.rules.corpus import request
+from tests.support.rules import load_rules
 
 TEMPLATES = ("/*", "/a/*", "/a/{p}", "/a/{p:int}", "/{p}/b", "/{p}/{q}", "/a/b", "/a", "/{p:int}/*", "/a/{p:path}")
 ROUTES = (*TEMPLATES, "/", "/a/", "/a/{p}/")

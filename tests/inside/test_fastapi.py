@@ -202,7 +202,11 @@ def test_a_limiter_of_the_app_s_own_stays_open(asking, me):
 def test_the_openapi_tells_of_a_rule_s_own_status():
     named = FastAPI()
     rules = [{"name": "mail", "on_demand": True, "limit": "1 per hour", "response": {"status": 403}}]
-    config = {"domain": "d", "response": {"headers": ["ratelimit"], "body": [{"error": "{message}"}, "html"]}, "rules": rules}
+    config = {
+        "domain": "d",
+        "response": {"headers": ["ratelimit"], "body": [{"error": "{message}"}, "html"]},
+        "rules": rules,
+    }
     add_rate_limits(named, config)
 
     @named.get("/", dependencies=[Depends(limited("mail"))])

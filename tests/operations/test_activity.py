@@ -3,7 +3,6 @@
 import pytest
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.operations.activity import (
     MOST_LIMITED,
     MOST_SERIES,
@@ -20,6 +19,7 @@ from ratelimit_mw.operations.activity import (
 )
 from ratelimit_mw.operations.live import live_of
 from tests.support.patience import eventually
+from tests.support.rules import load_rules
 
 LOGIN = {"name": "login", "by": "ip", "limit": "0 per hour"}
 RULE = ("shop", "login")

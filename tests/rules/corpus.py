@@ -5,8 +5,8 @@ from contextlib import chdir
 from pathlib import Path
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.identity.http_request import AsgiRequest
+from tests.support.rules import load_rules
 
 
 def problems_of(text, environ=None):

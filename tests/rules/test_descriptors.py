@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw import ManualClock, RateLimiter
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.envoy.tree import pattern
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import EntriesRequest
 from ratelimit_mw.stores.memory import MemoryStore
 from tests.rules.corpus import load_text, request
 from tests.support.counts import shadow_denials
+from tests.support.rules import load_rules
 
 ATTRIBUTES = {"a": "header:A", "b": "header:B", "c": "header:C"}
 START = 1_700_006_400  # a day's beginning, UTC

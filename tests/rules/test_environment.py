@@ -3,9 +3,9 @@
 import pytest
 
 from ratelimit_mw import ConfigurationError
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.config.tree import Place, Problems, expand
 from tests.rules.corpus import load_text, problems_of
+from tests.support.rules import load_rules
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "ZERO": "010", "NUMBER": "7", "NESTED": "${NAME}", "YAML": "x\nrules: [evil"}
 WRONG = "a reference to the environment must be ${NAME} or ${NAME:-default}; they can't be nested"

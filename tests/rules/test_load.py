@@ -12,10 +12,11 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw.config.file import json_schema
-from ratelimit_mw.config.load import examine, load_rules
+from ratelimit_mw.config.load import examine
 from ratelimit_mw.settings import ClientSettings, ResponseSettings, StorageSettings
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.rules.corpus import applied, load_text, problems_of, rules
+from tests.support.rules import load_rules
 
 case = pytest.param
 NAN = float("nan")

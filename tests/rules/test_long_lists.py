@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from ratelimit_mw.config import yaml
 from ratelimit_mw.config.file import RULES
-from ratelimit_mw.config.load import Document, examine, load_documents, load_rules
+from ratelimit_mw.config.load import Document, examine, load_documents
 from ratelimit_mw.config.tree import Items, Map, Problems, Scalar, convert
 from ratelimit_mw.config.words.selection import EXEMPT as EXEMPT_WORD
 from ratelimit_mw.identity.address import Networks
 from tests.identity.requests import asgi
+from tests.support.rules import load_rules
 
 MANY = 10_000
 ADDRESSES = [f"10.{n // 65536}.{n // 256 % 256}.{n % 256}" for n in range(MANY)]

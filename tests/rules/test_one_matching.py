@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.rules.compiled import BLOCKED
 from tests.identity.requests import asgi, wsgi
+from tests.support.rules import load_rules
 from tests.test_combinations import FILE, FRAME, WORDS
 
 START = 1_700_000_000

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.rules.compiled import BLOCKED
 from tests.rules.corpus import request
 from tests.rules.living import limit_of
 from tests.shells.asking import exchange, http_scope
 from tests.support.patience import eventually
+from tests.support.rules import load_rules
 
 case = pytest.param
 

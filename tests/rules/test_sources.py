@@ -8,13 +8,14 @@ import threading
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.load import Document, load_documents, load_rules
+from ratelimit_mw.config.load import Document, load_documents
 from ratelimit_mw.errors import StoreUnavailable, VersionConflict
 from ratelimit_mw.reload.database import KEPT, RulesDatabase
 from ratelimit_mw.reload.source import FilesSource, open_source
 from ratelimit_mw.stores import STORES, open_records
 from tests.rules.corpus import request
 from tests.rules.living import limit_of, text
+from tests.support.rules import load_rules
 
 case = pytest.param
 

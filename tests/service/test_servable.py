@@ -2,11 +2,11 @@
 
 import pytest
 
-from ratelimit_mw.config.load import load_rules
 from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.service.runner import prepare
 from ratelimit_mw.service.servable import require_servable, unservable
 from ratelimit_mw.service.settings import Settings
+from tests.support.rules import load_rules
 
 RULES = """\
 domain: shop

@@ -12,12 +12,12 @@ import pytest
 
 from ratelimit_mw import RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
-from ratelimit_mw.config.load import load_rules
 from tests.shells.asking import EACH_SHELL, IP, exchange, http_scope
 from tests.shells.test_settling import EACH, says
 from tests.support.apps import ROOT, gunicorn, uvicorn
 from tests.support.counts import shadow_bans, shadow_denials
 from tests.support.patience import WITHIN
+from tests.support.rules import load_rules
 
 START = 1_700_000_000
 PAGE = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/bans.md").read_text(), re.MULTILINE | re.DOTALL)
