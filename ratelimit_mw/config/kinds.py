@@ -292,11 +292,6 @@ def optional_text(
     return Word(key=key, read=read, default=None, schema=TEXT, about=about, **options)
 
 
-def texts(key: str, about: str, **options: Any) -> Word[Mapping[str, str]]:
-    """Return a word that is a mapping of texts. The user chooses its keys."""
-    return Word(key=key, read=read_texts, default={}, schema=TEXTS, about=about, **options)
-
-
 def name(key: str, about: str, **options: Any) -> Word[str]:
     """Return a required word that is the name of a domain or a rule."""
     return Word(

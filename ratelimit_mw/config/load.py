@@ -316,7 +316,6 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, onc
         _warn_of_missing_tier(rule, client, warnings)
         if made.identifiers:  # otherwise `by` may be a text that cannot be read
             _warn_of_missing_user(rule, client, without_user)
-        _warn_of_ineffective_throttle(rule, made, warnings)
     _warn_of_unread_header(file, client, warnings)
     exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
     described = file.differs(DESCRIPTORS) or file.differs(ENTRIES)
@@ -394,9 +393,3 @@ def _warn_of_missing_user(rule: Values, client: ClientSettings, warnings: Proble
         if client.user is None and all("user" in names for names in choices_of(entry)):
             message = "counts by user, but client.user is not set: only Django's middleware knows the user"
             warnings.add(rule.place("by", index), message)
-
-
-def _warn_of_ineffective_throttle(rule: Values, compiled: CompiledRule, warnings: Problems) -> None:
-    """Warn about a throttle that adds less than one request to the limit, and so has no effect."""
-    if rule.differs(THROTTLE) and not any(quota.widest.spare for quota in compiled.quotas):
-        warnings.add(rule.place("throttle"), "has no effect: rounded down, it adds no request to the limit")

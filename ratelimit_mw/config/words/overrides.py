@@ -101,8 +101,13 @@ def override_counters(domain: str, rule: Values, limits: Limits, node: Map, prob
     return compile_counters(domain, changed)[0]
 
 
-_CLIENT = kinds.texts(
-    "client", "The attributes of the client, such as {ip: 192.0.2.1} or {user: alice}.", required=True
+_CLIENT: Word[Mapping[str, str]] = Word(
+    key="client",
+    read=kinds.read_texts,
+    default={},
+    schema=kinds.TEXTS,
+    about="The attributes of the client, such as {ip: 192.0.2.1} or {user: alice}.",
+    required=True,
 )
 _RULE = kinds.optional_text("rule", "The rule whose limit is replaced for the client.", unset="none")
 _OWN_LIMIT: Word[Limits | None] = Word(
