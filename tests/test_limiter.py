@@ -479,3 +479,15 @@ class TestARuleByName:
         assert call(limiter, "check", given, rule="mail").limit == 1
         assert call(limiter, "check", given, rule="mail", domain="two").limit == 2
         assert [each.name for each in call(limiter, "explain", given, rule="mail").rules] == ["mail"]
+
+
+def test_what_begins_with_the_first_request_begins_at_once_if_requests_have_come():
+    begun = []
+    with engine() as limiter:
+        limiter.at_first_request(lambda: begun.append("with it"))
+        assert begun == []
+        for _ in range(2):
+            limiter.check(CLIENT)
+        assert begun == ["with it"]
+        limiter.at_first_request(lambda: begun.append("after it"))
+        assert begun == ["with it", "after it"]

@@ -20,12 +20,12 @@ import trustme
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask, Quota
+from ratelimit_mw.model import SECOND, Ask, Quota, Reply
 from ratelimit_mw.stores.base import DECIDE, LOOK
 from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.store import RedisStore
-from ratelimit_mw.stores.redis.threads import ThreadBatcher
+from ratelimit_mw.stores.redis.threads import ConnectionPool, ThreadBatcher
 from tests.stores.contract import ALL, EXACT, MINUTE, quota
 from tests.support.apps import ROOT, gunicorn
 from tests.support.patience import WITHIN, aeventually, at_most, eventually
@@ -465,6 +465,30 @@ def test_threads_that_wait_for_one_connection_all_return_when_it_is_made():
         time.sleep(0.2)  # until all wait for the same attempt
         made.set()
         assert [each.result() for each in waiting] == [None] * 8
+
+
+def test_far_away_no_request_takes_the_connection_that_another_has_just_chosen():
+    chosen = []
+
+    class Lane(ThreadBatcher):
+        def begin_connecting(self):
+            return None
+
+        def decide(self, request, timeout=None):
+            chosen.append(self)
+            if len(chosen) == 1:
+                lanes.decide(request, timeout)  # of another thread, before this one has begun
+            return Reply(0, ())
+
+    def lane():
+        made = Lane(lambda: None, lambda _: None, 2.0)
+        made.round_trip = 1.5
+        return made
+
+    lanes = ConnectionPool(lane(), lane, 2.0)
+    for _ in range(2):
+        lanes.decide(([ask()], DECIDE))
+    assert [chosen.index(each) for each in chosen] == [0, 1, 0]
 
 
 def test_closed_it_has_no_connection(fresh_server):
