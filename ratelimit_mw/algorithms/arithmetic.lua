@@ -2,6 +2,10 @@
 -- All times are whole microseconds. NEVER as `retry_after` means that no waiting helps.
 local NEVER = -1
 
+-- A key expires a second after its counter resets. If the new reset is in the same half of a second as the previous one, the
+-- expiry may stay: half of that second is left.
+local HALF = 500000
+
 -- A local name is found faster than a field of a global table.
 local call, pack_struct, unpack_struct = redis.call, struct.pack, struct.unpack
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
@@ -9,8 +13,9 @@ local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 -- The functions of each algorithm, by its number. The files of the algorithms fill these tables. A script that only takes
 -- from counters has no `refunds` and `denials`, because to make a table takes a thirtieth of a single decision.
 --   algorithms[n](key, limit, period, burst or buckets, cost, now, longest_wait)
---     returns allowed, remaining, reset_after, retry_after, the state to write (nil: none), delay, and whether the
---     state may be written in place. A function as state writes by itself; it gets the TTL in milliseconds.
+--     returns allowed, remaining, reset_after, retry_after, the state to write (nil: none), delay, and an offset. A
+--     function as state writes by itself; it gets the TTL in milliseconds. With an offset (a text, because a number
+--     would be formatted), the state overwrites the previous one from there on, and the expiry stays.
 --   refunds[n](key, limit, period, burst or buckets, cost, charged_at, now) returns the state to write, or nothing.
 local algorithms = {}
 

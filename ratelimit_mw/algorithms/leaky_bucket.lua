@@ -3,10 +3,11 @@ algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, longes
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = ceil(period / limit)
   local capacity = burst * interval
-  local level, wait, clamped = 0, 0, false
+  local level, wait, clamped, ends = 0, 0, false, nil
   local state = call('GET', key)
   if state and #state == 24 then
     local empty, turn, written = unpack_struct('<I8I8I8', state)
+    ends = max(empty, turn)
     if written <= now + period then level, wait = max(empty - now, 0), max(turn - now, 0) end
     local most = written > now and capacity or 2 * max(capacity, period)
     local longest = most + longest_wait
@@ -16,16 +17,19 @@ algorithms[LEAKY_BUCKET] = function(key, limit, period, burst, cost, now, longes
   local needed = cost * interval
   local late = cost > 0 and wait - longest_wait or 0 -- how much too late its turn would be
   local allowed = level + needed <= capacity and late <= 0
-  local retry_after, delay, write = 0, 0, nil
+  local retry_after, delay, write, offset = 0, 0, nil, nil
   if allowed then
     if cost > 0 then delay = wait end
     level, wait = level + needed, wait + needed
   else
     retry_after = cost <= burst and max(level + needed - capacity, late) or NEVER
   end
-  if clamped or (allowed and cost > 0) then write = pack_struct('<I8I8I8', now + level, now + wait, now) end
+  if clamped or (allowed and cost > 0) then
+    write = pack_struct('<I8I8I8', now + level, now + wait, now)
+    if ends and floor(ends / HALF) == floor((now + max(level, wait)) / HALF) then offset = '0' end
+  end
   local remaining = floor(max(capacity - level, 0) / interval)
-  return allowed, remaining, max(level, wait), retry_after, write, delay
+  return allowed, remaining, max(level, wait), retry_after, write, delay, offset
 end
 
 refunds[LEAKY_BUCKET] = function(key, limit, period, _, cost, charged_at, now)

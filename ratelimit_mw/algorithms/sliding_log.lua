@@ -55,8 +55,9 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
     local stored_slot, stored_held = unpack_struct('<I4I4', begin)
     if stored_slot < capacity and stored_held <= capacity then slot, held = stored_slot, stored_held end
   end
-  if held > 0 and time(0) > now then -- the clock stepped back
-    if time(0) <= now + period then
+  local latest = held > 0 and time(0) or 0
+  if latest > now then -- the clock stepped back
+    if latest <= now + period then
       local ahead = younger_than(now)
       local times = newest(held):sub(1, -ahead * 8 - 1) .. string.rep(pack_struct('<I8', now), ahead)
       clamped = packed_log(times, capacity)
@@ -89,15 +90,16 @@ algorithms[SLIDING_LOG] = function(key, limit, period, _, cost, now)
     local split = (capacity - slot) * 8
     new, rest = new:sub(1, split), new:sub(split + 1)
   end
+  local stays = floor(latest / HALF) == floor(now / HALF)
   if state then
     local after = header .. rest .. state:sub(9 + #rest, at) .. new .. state:sub(at + #new + 1)
-    return true, left - cost, period, 0, after
+    return true, left - cost, period, 0, after, 0, stays and '0'
   end
   return true, left - cost, period, 0, function(ttl)
     call('SETRANGE', key, at, new)
     if rest ~= '' then call('SETRANGE', key, 8, rest) end
     call('SETRANGE', key, 0, header)
-    call('PEXPIRE', key, ttl)
+    if not stays then call('PEXPIRE', key, ttl) end
   end
 end
 

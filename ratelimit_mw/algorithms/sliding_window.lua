@@ -1,15 +1,15 @@
 -- The counterpart of sliding_window.py. State: the number of the window (8 bytes), the previous and the current count
 -- (4 bytes each). Products may exceed 2^53, so `multiply_divide` computes them.
--- `in_place`: the window is the same and was charged, so the new state has the length and the expiry of the old one.
+-- If the window is the same and was charged, the expiry stays, and only the current count is written.
 algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
   local elapsed = now % period
   local window, rest = (now - elapsed) / period, period - elapsed
-  local previous, current, clamped, in_place = 0, 0, false, false
+  local previous, current, clamped, offset = 0, 0, false, nil
   local state = call('GET', key)
   if state and #state == 16 then
     local stored_window, stored_previous, stored_current = unpack_struct('<I8I4I4', state)
     clamped = stored_window == window + 1 -- the clock stepped back
-    in_place = stored_window == window and stored_current > 0
+    if stored_window == window and stored_current > 0 then offset = '12' end
     if stored_window == window or clamped then
       previous, current = stored_previous, stored_current
     elseif stored_window == window - 1 then
@@ -34,9 +34,11 @@ algorithms[SLIDING_WINDOW] = function(key, limit, period, _, cost, now)
       retry_after = rest + period - multiply_divide(room, period, current)
     end
   end
-  if clamped or (allowed and cost > 0) then write = pack_struct('<I8I4I4', window, previous, current) end
+  if clamped or (allowed and cost > 0) then
+    write = offset and pack_struct('<I4', current) or pack_struct('<I8I4I4', window, previous, current)
+  end
   local reset_after = current > 0 and rest + period or previous > 0 and rest or 0
-  return allowed, left > 0 and left or 0, reset_after, retry_after, write, 0, in_place
+  return allowed, left > 0 and left or 0, reset_after, retry_after, write, 0, offset
 end
 
 refunds[SLIDING_WINDOW] = function(key, _, period, _, cost, charged_at)

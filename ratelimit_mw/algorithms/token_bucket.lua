@@ -5,10 +5,11 @@ algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, longes
   if limit == 0 then return false, 0, 0, NEVER end
   local interval = ceil(period / limit)
   local capacity = burst * interval
-  local missing, clamped = 0, false
+  local missing, clamped, filled = 0, false, nil
   local state = call('GET', key)
   if state and #state == 16 then
     local full, written = unpack_struct('<I8I8', state)
+    filled = full
     if written <= now + period then missing = max(full - now, 0) end
     local most = (written > now and capacity or 2 * max(capacity, period)) + longest_wait
     clamped = missing > most -- the clock stepped back, or the burst was much larger
@@ -17,15 +18,18 @@ algorithms[TOKEN_BUCKET] = function(key, limit, period, burst, cost, now, longes
   local room = capacity - missing
   local needed = cost * interval
   local allowed = needed <= room + longest_wait and cost <= burst
-  local retry_after, delay, write = 0, 0, nil
+  local retry_after, delay, write, offset = 0, 0, nil, nil
   if allowed then
     missing, room = missing + needed, room - needed
     if cost > 0 then delay = max(-room, 0) end
   else
     retry_after = cost <= burst and needed - room - longest_wait or NEVER
   end
-  if clamped or (allowed and cost > 0) then write = pack_struct('<I8I8', now + missing, now) end
-  return allowed, floor(max(room, 0) / interval), missing, retry_after, write, delay
+  if clamped or (allowed and cost > 0) then
+    write = pack_struct('<I8I8', now + missing, now)
+    if filled and floor(filled / HALF) == floor((now + missing) / HALF) then offset = '0' end
+  end
+  return allowed, floor(max(room, 0) / interval), missing, retry_after, write, delay, offset
 end
 
 refunds[TOKEN_BUCKET] = function(key, limit, period, _, cost, _, now)

@@ -184,6 +184,18 @@ def test_a_counter_lives_as_long_as_its_state_is_of_use(server, name):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_a_busy_counter_lives_as_long_as_its_state_is_of_use(server, store, name):
+    asks = [Ask("d:r:{x}", quota(2_000, name, 8 * SECOND))]
+    until = time.monotonic() + 1.6  # longer than the second by which a key outlives its counter
+    while time.monotonic() < until:
+        reply = store.decide(asks)
+        lives = server.admin.pttl("d:r:{x}") * 1_000
+        seconds, microseconds = server.admin.time()
+        assert reply.now + reply.outcomes[0].reset_after <= seconds * SECOND + microseconds + lives
+    assert server.calls("setrange") > server.calls("set") or name in {"bucketed_window", "concurrency"}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_denied_request_writes_nothing(server, store, name):
     asks = [ask(1, name)]
     store.decide(asks)

@@ -7,10 +7,10 @@ local function run(keys, replies, decide, limit, period, extra, longest_wait, co
   for number = #replies + 1, #keys do
     local key = keys[number]
     if costs ~= '' then cost = unpack_struct('<d', costs, 8 * number - 7) end
-    local allowed, remaining, reset_after, retry_after, write, delay, in_place =
+    local allowed, remaining, reset_after, retry_after, write, delay, offset =
       decide(key, limit, period, extra, cost, now, longest_wait)
-    if write and in_place then -- as `save` in several.lua
-      call('SETRANGE', key, '0', write) -- a number would be formatted
+    if write and offset then -- as `save` in several.lua
+      call('SETRANGE', key, offset, write)
     elseif write then
       local ttl = max(ceil(reset_after / 1000) + 1000, least_ttl)
       if type(write) == 'function' then write(ttl) else call('SET', key, write, 'PX', ttl) end

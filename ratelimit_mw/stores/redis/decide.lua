@@ -5,7 +5,7 @@ for at = 1, #ARGV[3], TERMS_SIZE do
 end
 
 -- What is found of the counters of a request: one table for each value, because a table for each counter takes longer.
-local writes, resets, in_places = {}, {}, {}
+local writes, resets, offsets = {}, {}, {}
 
 -- The asks of a request, for `carry_out`.
 local function asks_of(first, last)
@@ -23,22 +23,22 @@ end
 
 -- Decides the requests from `started` on. The usual request does nothing but take from its counters, and all of them
 -- admit that. It is decided while it is read. If it asks one counter, also a denial is final.
-local function run(keys, terms_of, algorithms, now, replies, writes, resets, in_places)
+local function run(keys, terms_of, algorithms, now, replies, writes, resets, offsets)
   for number = started, #keys do
     local terms, first = terms_of[number], started
     local flags = terms[1]
     if replied == number - 1 and (flags == LAST or flags == 0) then
-      local allowed, remaining, reset_after, retry_after, write, delay, in_place =
+      local allowed, remaining, reset_after, retry_after, write, delay, offset =
         algorithms[terms[2]](keys[number], terms[3], terms[4], terms[5], terms[7], now, terms[6])
       if allowed or (number == first and flags == LAST) then
-        writes[number], resets[number], in_places[number] = write or false, reset_after, in_place
+        writes[number], resets[number], offsets[number] = write or false, reset_after, offset or false
         replies[number] = pack_struct(OUTCOME, allowed and 1 or 0, remaining, reset_after, retry_after, delay or 0)
         replied = number
       end
     end
     if flags % (2 * LAST) >= LAST then
       if replied == number then
-        for each = first, number do save(keys[each], resets[each], writes[each], in_places[each]) end
+        for each = first, number do save(keys[each], resets[each], writes[each], offsets[each]) end
       else
         replied = first - 1
         carry_out(asks_of(first, number), terms_of[first][1])
@@ -58,7 +58,7 @@ for number = 1, #keys do
 end
 
 while started <= #keys do
-  local succeeded, problem = pcall(run, keys, terms_of, algorithms, now, replies, writes, resets, in_places)
+  local succeeded, problem = pcall(run, keys, terms_of, algorithms, now, replies, writes, resets, offsets)
   if not succeeded then -- an error of one request must not affect the other requests
     local last = started
     while terms_of[last][1] % (2 * LAST) < LAST do last = last + 1 end

@@ -2,11 +2,11 @@
 -- one request. Also has what `decide.lua` needs for all requests.
 
 -- Writes a value together with its TTL: a failed script is not rolled back, and a key without a TTL would never expire.
--- A value that is written `in_place` has the length and the expiry of the previous one; overwriting takes half the time.
-local function save(key, reset_after, write, in_place)
+-- With an `offset`, the previous value is overwritten from there on and keeps its expiry, which takes half the time.
+local function save(key, reset_after, write, offset)
   if not write then return end
-  if in_place then
-    call('SETRANGE', key, '0', write) -- a number would be formatted
+  if offset then
+    call('SETRANGE', key, offset, write)
     return
   end
   local ttl = max(ceil(reset_after / 1000) + 1000, least_ttl)
