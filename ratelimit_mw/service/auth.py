@@ -20,7 +20,7 @@ This module is internal: its names may change in any release.
 
 import asyncio
 from collections.abc import Container, Iterable
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
-from ratelimit_mw.decision.planning import Refusal
+from ratelimit_mw.decision.planning import NO_PLAN, Refusal
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse
 from ratelimit_mw.identity.address import canonical
@@ -45,7 +45,9 @@ _DENIED = "403"
 """The only value of `denied`: nginx knows 401 and 403, and a 401 makes browsers ask for a password."""
 
 _LONGEST_QUERY = 1024
-_MAX_PEERS = 1000
+_MOST_KEPT = 1000
+"""The most peers, and the most queries, whose readings are kept."""
+
 _EMPTY_BODY = {"type": "http.response.body", "body": b""}
 
 
@@ -58,6 +60,8 @@ SETS: dict[str, tuple[bytes, bytes, bytes]] = {
     "forwarded": (b"x-forwarded-method", b"x-forwarded-uri", b"x-forwarded-host"),
 }
 """The headers of each set: those of the method, of the URI and of the host. No header is called ""."""
+
+_NAMES = frozenset().union(*SETS.values())
 
 
 class Unanswerable(Exception):
@@ -77,12 +81,20 @@ class Unanswerable(Exception):
         self.by_client = by_client
 
 
-class _AuthParameters(NamedTuple):
-    """The query of `/auth`."""
+class _Query(NamedTuple):
+    """A query of `/auth`, and what its requests have in common until the rules change.
 
-    domain: str | None = None
-    denied: int | None = None
-    headers: str | None = None
+    Attributes:
+        denied: The status of denials. None for that of the middlewares.
+        headers: The set of headers to read. None for the only one that is present.
+        rules: The rules of the domain.
+        answers: Makes the answers by these rules.
+    """
+
+    denied: int | None
+    headers: str | None
+    rules: Rules
+    answers: Answers[bytes]
 
 
 class Auth:
@@ -98,10 +110,10 @@ class Auth:
         self._others = others
         self._engine = service.limiter.engine
         self._strict = service.settings.strict_proxies
-        self._answers: dict[str | None, Answers[bytes]] = {}
+        self._rules: Rules | None = None
+        self._queries: dict[bytes, _Query] = {}
         self._peers: dict[str | None, tuple[bool, bool]] = {}
         """Whether a peer is trusted, and whether it may ask without a token."""
-        self._peers_of: Rules | None = None
         self._once = Once()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,46 +122,44 @@ class Auth:
             await self._others(scope, receive, send)
             return
         self._service.asked["/auth"] += 1
-        query, parameters, engine = scope["query_string"], _NONE, self._engine
+        engine, client, query = self._engine, scope["client"], None
+        rules = engine.current()
+        if rules is not self._rules:
+            self._rules, self._queries, self._peers = rules, {}, {}
         try:
-            if query:
-                parameters = _parameters(query)
-            rules = engine.current()
-            original = original_scope(scope, parameters.headers)
-            self._require_trusted(rules, original)
-            if parameters.domain is not None:
-                rules = _of_domain(rules, parameters.domain)
+            trusted, admitted = self._peers.get(client and client[0]) or self._look_at(rules, client and client[0])
+            if not admitted:
+                self._require_trusted(trusted, scope)
+            query = self._queries.get(scope["query_string"]) or self._read(rules, scope["query_string"])
+            denied, headers_read, rules, answers = query
+            original = original_scope(scope, headers_read)
         except Unanswerable as refused:
-            await self._refuse(refused, parameters, send)
+            await self._refuse(refused, query, send)
             return
-        head = asgi_head(original, AsgiRequest, rules.fields)
-        request = None if rules.bare else AsgiRequest(original, head)
-        if request is None:
+        head, request, plan = asgi_head(original, AsgiRequest, rules.fields), None, NO_PLAN
+        if rules.bare:
             plan = engine.planner.plan_of_head(rules, original, head)
-            verdict = await engine.aexecute(plan, rules) if engine.waits else engine.execute(plan, rules)
-        elif rules.special:
-            verdict = await self._decide_special(rules, request)
+            conclusion = await engine.atake(plan, rules) if engine.waits else engine.take(plan, rules)
         else:
-            verdict = await engine.adecide(request, rules=rules)
-        answers = self._answers.get(parameters.domain)
-        if answers is None or answers.rules is not rules:
-            answers = self._answers_of(parameters.domain, rules)
-        if not verdict.simple:
+            request = AsgiRequest(original, head)
+            conclusion = await self._decide(rules, request)
+        if not (isinstance(conclusion, tuple) or conclusion.simple):
             request = request or AsgiRequest(original, head)
-            engine.report(verdict, rules, request)
-            if not verdict.allowed:
-                denial = answers.denial(verdict, request)
-                await _send_denial(denial, parameters.denied or denial.status, send)
+            engine.report(conclusion, rules, request)
+            if not conclusion.allowed:
+                denial = answers.denial(conclusion, request)
+                await _send_denial(denial, denied or denial.status, send)
                 return
-        headers = answers.add_headers((), verdict)
+        headers = answers.add_headers((), conclusion, plan)
         headers.append(_NO_CONTENT)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_EMPTY_BODY)
 
-    async def _decide_special(self, rules: Rules, request: AsgiRequest) -> Verdict:
-        """Decide by rules that depend on the load, that make requests wait, or that a service cannot serve.
+    async def _decide(self, rules: Rules, request: AsgiRequest) -> Verdict:
+        """Decide by rules that read more than headers, that depend on the load, or that make requests wait.
 
-        The load is that of this process. The answer to a request that must wait is sent when its turn has come.
+        The load is that of this process. The answer to a request that must wait is sent when its turn has come. What a
+        service cannot serve of a rule is ignored.
         """
         engine = self._engine
         meter = engine.planner.meter(rules) if rules.metered else None
@@ -171,25 +181,21 @@ class Auth:
             if meter is not None:
                 meter.left(request)
 
-    def _require_trusted(self, rules: Rules, original: Scope) -> None:
+    def _look_at(self, rules: Rules, peer: str | None) -> tuple[bool, bool]:
+        """Return whether a peer is trusted, and whether it may ask without a token."""
+        address, client_address = canonical(peer), rules.attributes.client_address
+        trusted = client_address.trusts(address, 0)
+        # trusted_hops trusts whichever peer asks, so it says nothing about who may ask.
+        known = trusted, trusted and (client_address.lists(address) or not self._service.access.by_token)
+        if len(self._peers) < _MOST_KEPT:
+            self._peers[peer] = known
+        return known
+
+    def _require_trusted(self, trusted: bool, scope: Scope) -> None:
         """Refuse a proxy that may not ask."""
-        if self._peers_of is not rules:
-            self._peers_of, self._peers = rules, {}
-        access, client = self._service.access, original["client"]
-        peer = client[0] if client else None
-        known = self._peers.get(peer)
-        if known is None:
-            address, client_address = canonical(peer), rules.attributes.client_address
-            trusted = client_address.trusts(address, 0)
-            # trusted_hops trusts whichever peer asks, so it says nothing about who may ask.
-            known = trusted, trusted and (client_address.lists(address) or not access.by_token)
-            if len(self._peers) < _MAX_PEERS:
-                self._peers[peer] = known
-        trusted, admitted = known
-        if admitted:
-            return
+        access = self._service.access
         if access.by_token:
-            token = AsgiRequest(original).header(_TOKEN)
+            token = AsgiRequest(scope).header(_TOKEN)
             if not (token and access.allows("check", f"Bearer {token}")):
                 message = "The proxy that asks must be in client.trusted_proxies of the rules, or send a token in "
                 raise Unanswerable(401, "unauthorized", f"{message}X-RateLimit-Token.")
@@ -208,13 +214,19 @@ class Auth:
                 "unknown. Add the address of the proxy there.",
             )
 
-    def _answers_of(self, domain: str | None, rules: Rules) -> Answers[bytes]:
-        answers = Answers(rules, name=lambda text: text.lower().encode("latin-1"), value=str.encode)
-        if rules.source is None:  # otherwise each domain is accepted, so their number has no bound
-            self._answers[domain] = answers
-        return answers
+    def _read(self, rules: Rules, query: bytes) -> _Query:
+        """Read a query. The query is in the configuration of the proxy, so there are few different ones."""
+        domain, denied, headers = _parameters(query)
+        found = rules if domain is None else rules.of(domain)
+        if found is None:
+            raise Unanswerable(400, "unknown_domain", "The rules do not have the domain in ?domain=.")
+        answers = Answers(found, name=lambda text: text.lower().encode("latin-1"), value=str.encode)
+        read = _Query(denied, headers, found, answers)
+        if len(self._queries) < _MOST_KEPT:
+            self._queries[query] = read
+        return read
 
-    async def _refuse(self, refused: Unanswerable, parameters: _AuthParameters, send: Send) -> None:
+    async def _refuse(self, refused: Unanswerable, query: _Query | None, send: Send) -> None:
         """Answer a request that cannot be decided.
 
         A proxy may let requests pass if the service fails, and nginx takes a 400 for a failure. What a client can cause
@@ -229,11 +241,10 @@ class Auth:
             (b"cache-control", b"no-store"),
             (b"content-length", str(len(body)).encode()),
         ]
-        status = (parameters.denied if refused.by_client else None) or refused.status
+        status = (query.denied if query and refused.by_client else None) or refused.status
         await _send_denial(DenialResponse(refused.status, headers, body), status, send)
 
 
-_NONE = _AuthParameters()
 _NO_CONTENT = (b"content-length", b"0")
 
 
@@ -253,15 +264,8 @@ def _needs_response(charge: Charge) -> bool:
     return rule.counts is not None or rule.cost_after is not None or ALGORITHMS[ask.quota.algorithm].in_flight
 
 
-def _of_domain(rules: Rules, domain: str) -> Rules:
-    found = rules.of(domain)
-    if found is None:
-        raise Unanswerable(400, "unknown_domain", "The rules do not have the domain in ?domain=.")
-    return found
-
-
-@lru_cache(maxsize=64)  # the query is in the configuration of the proxy, so there are few different ones
-def _parameters(query: bytes) -> _AuthParameters:
+def _parameters(query: bytes) -> tuple[str | None, int | None, str | None]:
+    """Return the domain, the status of denials, and the set of headers in a query."""
     if len(query) > _LONGEST_QUERY:
         raise _unusable(f"The query of /auth is longer than {_LONGEST_QUERY} bytes.")
     try:
@@ -277,7 +281,7 @@ def _parameters(query: bytes) -> _AuthParameters:
         raise _unusable("The parameter denied can only be 403, as in /auth?denied=403.")
     if "headers" in found and found["headers"] not in SETS:
         raise _unusable(f"The parameter headers is one of {', '.join(SETS)}.")
-    return _AuthParameters(found.get("domain"), 403 if "denied" in found else None, found.get("headers"))
+    return found.get("domain"), 403 if "denied" in found else None, found.get("headers")
 
 
 def _unusable(message: str) -> Unanswerable:
@@ -299,7 +303,7 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope:
     """
     headers, scheme = scope["headers"], scope.get("scheme", "http")
     found: dict[bytes, bytes] = dict(headers)
-    used = named or _only_set(found)
+    used = named or _only_set(_NAMES.intersection(found))
     if used is None or (len(found) < len(headers) and _contradicts(headers, SETS[used])):
         raise Unanswerable(
             403,
@@ -329,18 +333,13 @@ def original_scope(scope: Scope, named: str | None = None) -> Scope:
     raw, _, query = uri.partition(b"#")[0].partition(b"?")
     path = unquote_to_bytes(raw) if b"%" in raw else raw
     return {
-        "type": "http",
-        "asgi": scope["asgi"],
-        "http_version": scope.get("http_version", "1.1"),
+        **scope,
         "method": method.decode("latin-1").upper(),
         "scheme": scheme,
         "path": path.decode("utf-8", "replace"),
         "raw_path": raw,
         "query_string": query,
-        "root_path": "",
         "headers": headers,
-        "client": scope.get("client"),
-        "server": scope.get("server"),
     }
 
 
@@ -350,8 +349,9 @@ def _contradicts(headers: Iterable[tuple[bytes, bytes]], names: Container[bytes]
     return any(name in names and found.setdefault(name, value) != value for name, value in headers)
 
 
-def _only_set(found: Container[bytes]) -> str | None:
-    """Return the name of the set of which there are headers, or None for several. `X-Original-URL` must be named."""
+@cache
+def _only_set(found: frozenset[bytes]) -> str | None:
+    """Return the name of the set of these headers, or None for several. `X-Original-URL` must be named."""
     original = b"x-original-method" in found or b"x-original-uri" in found
     forwarded = b"x-forwarded-method" in found or b"x-forwarded-uri" in found
     if (original and forwarded) or (b"x-original-url" in found and (forwarded or b"x-original-uri" in found)):
