@@ -175,7 +175,7 @@ def test_a_plan_is_remembered_when_its_request_comes_a_second_time(engine):
     for _ in range(3):
         by_head(limiter, scope_of())
         kept.append(len(plans))
-    assert kept == [0, 1, 1]
+    assert kept == [0, 2, 2]  # with the pattern
 
 
 def test_the_plan_of_an_absolute_target_with_a_long_host_is_not_remembered(engine):
@@ -411,6 +411,67 @@ def test_no_two_requests_share_a_plan_unless_they_have_the_same(rules):
     compare()
     assert len(limiter.rules.plans) > 100
     limiter.close()
+
+
+ADDRESSES = [
+    None,
+    "192.0.2.1",
+    "192.0.2.9",
+    "2001:db8::1",
+    "2001:DB8::2",
+    "::ffff:192.0.2.1",
+    "192.0.2.1:80",
+    "a",
+]
+BY_ADDRESS = [
+    [{**ALL, "by": "ip"}],
+    [{**ALL, "by": ["ip", "global", "ip+method"]}, {**ALL, "name": "second", "by": "path", "shadow": True}],
+    [{**ALL, "by": "ip", "match": {"path": "/{name}"}}, {**ALL, "name": "reads", "match": {"methods": ["GET"]}}],
+    [{**ALL, "by": "path:name|ip", "match": {"path": "/{name}"}}, {**ALL, "name": "ip=192.0.2.1", "by": "ip+route"}],
+    [{**ALL, "by": "ip", "match": {"ip": "192.0.2.0/28"}}, {**ALL, "name": "second", "by": "ip"}],
+    [{**ALL, "by": "ip"}, {**ALL, "name": "second", "match": {"path": "/a"}, "replaces": ["all"]}],
+]
+
+
+@pytest.mark.parametrize("rules", BY_ADDRESS)
+@pytest.mark.parametrize("sections", [{}, {"overrides": [{"client": {"ip": "192.0.2.1"}, "exempt": True}]}])
+def test_clients_that_share_a_pattern_have_the_plans_that_their_addresses_alone_would_have(rules, sections):
+    limiter = RateLimiter({"domain": "d", "rules": rules, **sections}, clock=ManualClock(0))
+    read, plan_of_head = limiter.rules.fields, limiter.engine.planner.plan_of_head
+    clients = st.one_of(st.sampled_from(ADDRESSES), st.ip_addresses().map(str))
+
+    @settings(max_examples=60)
+    @given(sent, clients)
+    def compare(scope, client):
+        scope = {**scope, "client": client and (client, 1)}
+        environ = environ_of(scope)
+        for _ in range(3):
+            found = plan_of_head(limiter.rules, scope, asgi_head(scope, read=read))
+            assert found.charges == limiter.rules.plan(AsgiRequest(scope))
+            assert [*found.asks] == [ask for _, ask in found.charges]
+            found = plan_of_head(limiter.rules, environ, wsgi_head(environ, read=read))
+            assert found.charges == limiter.rules.plan(WsgiRequest(environ))
+
+    compare()
+    limiter.close()
+
+
+def test_only_the_second_request_of_a_kind_makes_the_pattern_of_the_next_ones(engine, monkeypatch):
+    limiter, made = engine({**ALL, "by": "ip", "match": {"path": "/{name}"}}), []
+    monkeypatch.setattr(AsgiRequest, "__init__", watching(AsgiRequest.__init__, made))
+    for n in range(9):
+        by_head(limiter, scope_of(client=f"192.0.2.{n}"))
+    assert len(made) == 2
+    by_head(limiter, scope_of(path="/b"))
+    assert len(made) == 3
+
+
+def watching(method, calls):
+    def watched(*args, **options):
+        calls.append(args)
+        return method(*args, **options)
+
+    return watched
 
 
 def environ_of(scope):

@@ -12,6 +12,7 @@ from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
 from ratelimit_mw.decision.verdict import Conclusion, ServiceVerdict, Terms, Verdict, fields_of, only_policy, terms_of
+from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.http_request import RequestHead
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import Once, logger
@@ -35,6 +36,7 @@ def whole(cost: object) -> int:
 
 
 _new = object.__new__
+_tuple = tuple.__new__
 _MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
 _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
 
@@ -121,6 +123,36 @@ class Plan:
         return verdict
 
 
+_BLANK = "\0"
+"""In place of the address in the plan that a pattern is made of. No key has this character."""
+
+
+class Pattern:
+    """What the plans of requests share that differ in the address alone.
+
+    Args:
+        plan: The plan of such a request, with `_BLANK` in place of its address.
+        addresses: Reads the addresses of the others.
+    """
+
+    __slots__ = ("_addresses", "_asked", "_shape")
+
+    def __init__(self, plan: Plan, addresses: ClientAddress) -> None:
+        self._addresses = addresses
+        self._asked = [(rule, ask.key.split(_BLANK), *ask[1:]) for rule, ask in plan.charges]
+        self._shape = plan.shape
+
+    def plan(self, peer: str | None) -> Plan | None:
+        """The plan for the address of a peer. None if it is no address."""
+        network = self._addresses.cut(canonical(peer))
+        if network is None:
+            return None
+        charges: list[Charge] = []
+        for rule, parts, quota, cost, shadow in self._asked:
+            charges.append(_tuple(Charge, (rule, _tuple(Ask, (network.join(parts), quota, cost, shadow)))))
+        return Plan(tuple(charges), [ask for _, ask in charges], self._shape)
+
+
 NO_PLAN = Plan((), (), Shape(()))
 """In place of the plan of a request whose verdict is known."""
 
@@ -197,8 +229,28 @@ class Planner:
         # To hash an address alone reads fewer objects, which are rarely in the cache of the processor.
         key: Hashable = head[4] if known.by_peer and head[3] == "GET" else head if known.by_path else head[3:]
         plan: Plan | None = find(key)
+        if plan is None and known.patterned:
+            plan = self._patterned(known, key, rules, context, head)
         if plan is None:
             plan = self._kept(known, key, rules, head[0](context, head))
+        return plan
+
+    def _patterned(self, known: Plans, key: Hashable, rules: Rules, context: Any, head: RequestHead) -> Plan | None:
+        """Make a plan by the pattern of similar requests. None if they have none, or if the address is unknown."""
+        similar = head[:4] if known.by_path else head[3:4]
+        pattern: Pattern | None = known.get(similar)
+        if pattern is None:
+            if not known.seen(similar):
+                return None
+            request: Request = head[0](context, head)
+            request.values["ip"] = _BLANK
+            pattern = Pattern(self._planned(rules, request, 1, None), rules.attributes.client_address)
+            if self.switch.thrown or not known.keeps(request):
+                return None
+            known.put(similar, pattern)
+        plan = pattern.plan(head[4])
+        if plan is not None and known.seen(key):
+            known.put(key, plan)
         return plan
 
     def _kept(

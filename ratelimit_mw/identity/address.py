@@ -218,9 +218,12 @@ class ClientAddress:
         values = request.values
         if "ip" in values:
             return values["ip"]
-        whole = canonical(request.peer) if self.header is None else self.read(request)
-        network = values["ip"] = whole if whole is None or ":" not in whole else masked(whole, self._ipv6_prefix)
+        network = values["ip"] = self.cut(canonical(request.peer) if self.header is None else self.read(request))
         return network
+
+    def cut(self, whole: str | None) -> str | None:
+        """Return a canonical address, cut to its network if it is IPv6. None if it is unknown."""
+        return whole if whole is None or ":" not in whole else masked(whole, self._ipv6_prefix)
 
     def identify(self, request: Request, _parameters: object, _route: object) -> str:
         """Return the identity of a request under `by: ip`. This is an `Identifier`."""
@@ -238,7 +241,7 @@ class ClientAddress:
         if text and "/" in text:
             text = text.partition("/")[0]
         whole = values[_WHOLE] = canonical(text) if text else None
-        values["ip"] = whole if whole is None or ":" not in whole else masked(whole, self._ipv6_prefix)
+        values["ip"] = self.cut(whole)
 
     def report_unknown(self, peer: str | None) -> None:
         """Log once that a request has no client address. `peer` is the peer's address as the server wrote it."""

@@ -80,7 +80,9 @@ class Rules:
         """A request takes more than one decision before the app is called."""
         by_path = any(part.by_path for part in parts)
         remembered = self.asking is None and not self.metered and all(part.overrides_never_end for part in parts)
-        self.plans = Plans([part.attributes for part in parts], by_path=by_path) if remembered else None
+        by_identity = all(part.by_identity for part in parts)
+        attributes = [part.attributes for part in parts]
+        self.plans = Plans(attributes, by_path=by_path, by_identity=by_identity) if remembered else None
         """A cache of plans. None if a plan depends on the time or the load, or if the request is stored."""
         read = self.plans.fields if self.plans is not None else None
         self.bare = read is not None and not self.special

@@ -230,9 +230,10 @@ class Plans:
     Args:
         attributes: The attributes that the rules read.
         by_path: Whether the path of a request may change its plan. If not, a client has one plan for all its paths.
+        by_identity: Whether the address of a client changes nothing in a plan except the identities of its counters.
     """
 
-    def __init__(self, attributes: Iterable[Attributes], *, by_path: bool) -> None:
+    def __init__(self, attributes: Iterable[Attributes], *, by_path: bool, by_identity: bool) -> None:
         # The attributes of a subclass of OrderedDict would take ten times as long to read.
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.get = self._kept.get
@@ -241,8 +242,11 @@ class Plans:
         headers = [each.headers for each in attributes]
         self.fields = None if None in headers else ReadFields(frozenset().union(*filter(None, headers)))
         """The header fields that the rules read. None if they read more than fields, the method, path and peer."""
-        self.by_peer = not by_path and self.fields is not None and not self.fields.names
+        without_fields = self.fields is not None and not self.fields.names
+        self.by_peer = not by_path and without_fields
         """Whether the plan of a request depends on its method and its peer alone."""
+        self.patterned = by_identity and without_fields
+        """Whether the plans of requests differ in the address alone, if their methods and paths are the same."""
         self._marks: set[int] = set()
 
     def __len__(self) -> int:

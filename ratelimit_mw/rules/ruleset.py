@@ -168,6 +168,11 @@ class RuleSet:
         """Whether the path of a request may change its plan."""
         return self._index.paths is not None or self.attributes.reads_path
 
+    @property
+    def by_identity(self) -> bool:
+        """Whether the address of a client changes nothing in a plan except the identities of its counters."""
+        return self._plain and not any(rule.match.networks or rule.match.exact for rule in self.compiled)
+
     def overridden(self, further: Iterable[CompiledOverride], clock: Clock) -> Self:
         """Return the same rules with `further` overrides in addition to the file's own. `clock` tells when they end."""
         further = tuple(self._enforced(further))
