@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
@@ -246,7 +246,9 @@ class RateLimitMiddleware:
             handle.open_account()
             response = yield from self._served(request, handle, verdict.delay)
             if response.streaming:  # it occupies its thread or task until it is closed
-                _at_close(response, busy.pop_all().close)
+                end = busy.pop_all().close
+                _at_close(response, end)
+                finalize(response, end)  # it is not closed if an outer middleware replaces it, as by a 304
         add_headers(answers, response, handle)
         return response
 

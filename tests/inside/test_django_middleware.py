@@ -13,7 +13,7 @@ import pytest
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings as django_conf
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.test.utils import override_settings
 from django.urls import path
@@ -304,6 +304,26 @@ def test_a_thread_is_busy_as_long_as_it_streams(engine_of, me):
         assert (list(body), meter.in_flight) == ([b"first", b"last"], 1)
         body.close()
         assert meter.in_flight == 0
+
+
+def replacing(get_response):
+    """A middleware that replaces each response, as ConditionalGetMiddleware does by a 304."""
+
+    def replace(request):
+        get_response(request)
+        return HttpResponse(status=304)
+
+    return replace
+
+
+def test_a_stream_that_another_middleware_replaces_occupies_no_thread(engine_of, me):
+    elastic = {"throttle": {"elastic": {"up_to": "200%", "below": 0.7}}}
+    middlewares = [f"{__name__}.replacing", *django_settings.MIDDLEWARE]
+    with settings(engine_of({"name": "all", "limit": "9 per hour", **elastic})) as engine:
+        with override_settings(MIDDLEWARE=middlewares):
+            assert [answer.status_code for answer in blocking(["/slots/stream"] * 2, me)] == [304, 304]
+        gc.collect()
+        assert engine.engine.planner.meter(engine.rules).in_flight == 0
 
 
 def idle():
