@@ -313,6 +313,7 @@ UNUSABLE = [
     pytest.param(lambda _: "5 per minuet", UNFIT, id="a typing mistake"),
     pytest.param(lambda _: "mail", UNFIT, id="the name of a rule"),
     pytest.param(lambda _: "5 concurrent", UNFIT, id="a concurrent limit"),
+    pytest.param(lambda _: f"python:{__name__}:raises", UNFIT, id="the name of a function"),
     pytest.param(lambda _: "hunter2" * 100, UNFIT, id="a long text"),
 ]
 

@@ -255,7 +255,7 @@ class Recompiler:
 
         `cost` is only checked: the one who asks for the rule passes it.
 
-        Raises ConfigurationError with every problem of the limit.
+        Raises ConfigurationError with every problem of the limit, and Invalid if it is the name of a function.
         """
         problems = Problems()
         words: dict[str, object] = {"name": limit.name if limit.shared else "inline", "limit": limit.limit}
@@ -268,6 +268,8 @@ class Recompiler:
         node = convert({**words, "on_demand": True}, {}, problems)
         # A qualified name may be longer than the names in a file.
         rule = problems.read(RULE.read, node, RULE.default()).with_value(NAME, limit.name)
+        if rule[LIMIT].function:  # a function of the app has returned it. It is not imported
+            raise Invalid("a limit in code can't be the name of a function", "write the limit itself")
         made = compile_rule(len(self.rules), rule, self.base, {}, Matching(), self.attributes, problems)
         problems.refuse_as(f"the limit {quoted(limit.limit)}{f' of {limit.name}' if limit.name else ''}")
         return made
