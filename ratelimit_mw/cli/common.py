@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ratelimit_mw.cli import Exit
-from ratelimit_mw.config.load import A_PATH, LARGEST
+from ratelimit_mw.config.load import LARGEST
 from ratelimit_mw.errors import ConfigurationError, PermanentFault, Problem, StoreUnavailable, near
 from ratelimit_mw.foresight.wording import printable, utc
 from ratelimit_mw.identity.address import canonical
@@ -245,19 +245,8 @@ def _diagnostic(problem: Problem, kind: str, source: Sequence[str]) -> list[str]
         if problem.column:
             lines.append(" " * (len(number) - 2) + "| " + " " * cell_len(printable(before)) + "^")
     if problem.hint:
-        lines.append(f"{margin}{_hint(problem)}")
+        lines.append(f"{margin}{problem.hint}")
     return lines
-
-
-def _hint(problem: Problem) -> str:
-    """Return the hint of a problem. That of a missing file also tells of the variable for its name."""
-    if problem.hint != A_PATH:
-        return problem.hint
-    if os.environ.get(RULES_VARIABLE) == problem.file:
-        return f"{A_PATH}; the variable {RULES_VARIABLE} names this path"
-    if problem.file == DEFAULT_CONFIG:
-        return f"{A_PATH}; or name it in the variable {RULES_VARIABLE}"
-    return problem.hint
 
 
 def _why(error: Exception | SystemExit, module: str, attribute: str) -> str:

@@ -27,12 +27,10 @@ from ratelimit_mw.foresight.replay import Options
 from ratelimit_mw.foresight.replay import replay as replayed
 from ratelimit_mw.foresight.results import DeniedRequest, Result
 from ratelimit_mw.foresight.suggest import propose
-from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
 from ratelimit_mw.foresight.suggest.text import as_mapping as proposal_as_mapping
+from ratelimit_mw.foresight.suggest.text import as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.wording import printable, utc
-
-Names = Literal["plain", "hashed"]
 
 Logs = Annotated[
     list[str], typer.Argument(metavar="LOG…", help="Access logs, which may be compressed. - is standard input.")
@@ -56,7 +54,6 @@ Field = Annotated[
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Use requests from this time on.")]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Use requests before this time.")]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Accept a log of which more than 10 % cannot be read.")]
-ClientNames = Annotated[Names, typer.Option("--names", help="Show clients as in the log, or as hashes.")]
 
 _MOST_UNREADABLE = 0.1
 """The share of unreadable lines above which the result is not trusted, without `--lenient`."""
@@ -186,7 +183,9 @@ def replay(
     ] = 60,
     lenient: Lenient = False,
     by: Annotated[By, typer.Option("--by", help="The unit of time of denials over time.")] = "hour",
-    names: ClientNames = "plain",
+    names: Annotated[
+        Literal["plain", "hashed"], typer.Option("--names", help="Show clients as in the log, or as hashes.")
+    ] = "plain",
     most: Most = 10,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the result as a page with charts, in one file.")
@@ -346,7 +345,6 @@ def suggest(
     since: Since = None,
     until: Until = None,
     lenient: Lenient = False,
-    names: ClientNames = "plain",
     as_json: Json = False,
 ) -> None:
     """Propose limits for the traffic of an access log: a rules file in which each number has its reason.
@@ -364,12 +362,7 @@ def suggest(
             traffic.read(logs, form, places, on_progress, lenient=lenient)
         require_readable(traffic.unreadable.count, traffic.lines, lenient=lenient)
         proposal = propose(traffic, check, enforce=enforce)
-    options = ["--format", form] * (form != "auto")
-    for option, values in (("--field", field or []), ("--since", [since]), ("--until", [until])):
-        options += [word for value in values if value is not None for word in (option, value)]
-    options += ["--lenient"] * lenient
-    source = ProposalSource(logs=logs, options=options, enforce=enforce, hashed=names == "hashed")
     if as_json:
-        say_json(proposal_as_mapping(proposal, traffic, source))
+        say_json(proposal_as_mapping(proposal, traffic, enforce=enforce))
     else:
-        typer.echo(as_yaml(proposal, traffic, source), nl=False)
+        typer.echo(as_yaml(proposal, traffic, logs, enforce=enforce), nl=False)

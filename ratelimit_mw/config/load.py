@@ -59,9 +59,6 @@ LARGEST = 4 * 1024 * 1024
 SUFFIXES = (".yaml", ".yml")
 """The suffixes of the files that are read in a folder. Hidden files are skipped."""
 
-A_PATH = "a path to a YAML file"
-"""The hint of a file that cannot be read."""
-
 Config = str | os.PathLike[str] | Mapping[str, object]
 
 
@@ -105,7 +102,7 @@ def _read(file: str, problems: Problems) -> Document | None:
             return Document(file, stream.read(LARGEST + 1))
     except OSError as error:
         message = f"can't read the rules file: {error.strerror or error}"
-        problems.add(Place(file=file), message, A_PATH)
+        problems.add(Place(file=file), message, "a path to a YAML file")
     except ValueError as error:
         problems.add(Place(), f"not a path: {error}")
     return None

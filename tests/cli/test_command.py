@@ -131,19 +131,6 @@ def test_the_warning_about_the_secret_is_printed_by_commands_that_make_keys(run)
     assert "note: client.secret is empty" in run("explain", "GET", "/", "--user", "ada")[2]
 
 
-@pytest.mark.parametrize("words", [("check",), ("explain", "GET", "/"), ("top",), ("rules", "push", "-d", "redis://x")])
-@pytest.mark.parametrize("variable", [None, "shop.yaml"])
-def test_the_hint_for_a_missing_file_has_the_variable_that_names_it(run, monkeypatch, words, variable):
-    Path("ratelimits.yaml").unlink()
-    if variable is not None:
-        monkeypatch.setenv("RATELIMIT_RULES", variable)
-    code, printed, _ = run(*words)
-    assert code == 1
-    where = "the variable RATELIMIT_RULES names this path" if variable else "or name it in the variable RATELIMIT_RULES"
-    assert f"{variable or 'ratelimits.yaml'}: error: can't read the rules file: No such file or directory\n" in printed
-    assert f"  a path to a YAML file; {where}\n" in printed
-
-
 @pytest.mark.parametrize("words", [("check",), ("worker", "--to", "http://127.0.0.1:1"), ("explain", "GET", "/")])
 def test_the_rules_of_the_environment_are_the_default_of_each_command(run, monkeypatch, words):
     monkeypatch.setenv("RATELIMIT_RULES", "other.yaml")

@@ -19,13 +19,13 @@ def suggest(run):
     return lambda *words: run("suggest", *(words or ("access.log",)))
 
 
-def test_the_proposal_names_the_log_and_the_next_step_which_works_as_written(suggest, run):
+def test_the_proposal_names_the_log_and_the_next_step(suggest, run):
     code, text, err = suggest("access.log", "--field", "user=remote_user")
     assert (code, err) == (0, "")
     Path("ratelimits.yaml").write_text(text, "utf-8")
     assert text.splitlines()[1] == "#   access.log (combined)"
     (step,) = re.findall(r"^#   (ratelimit-mw .*)", text, re.MULTILINE)
-    assert step == "ratelimit-mw replay access.log --field user=remote_user --rules ratelimits.yaml"
+    assert step == "ratelimit-mw replay access.log --rules ratelimits.yaml"
     assert run(*step.split()[1:])[0] == 0
     assert "ratelimits.yaml: valid, " in run("check")[1]
     assert "warning" not in run("check")[1]
@@ -68,25 +68,9 @@ def test_the_same_is_printed_as_json(suggest, run):
     assert found["pollers"] == [{"client": "ip=192.0.2.7", "route": "GET /status", "period": 30.0, "requests": 60}]
 
 
-def test_clients_at_regular_intervals_are_named_and_can_be_hashed(suggest):
+def test_clients_at_regular_intervals_are_named(suggest):
     shown = re.findall(r"# - (.*): GET /status every 30 seconds, 60 requests\n", suggest()[1])
     assert shown == ["ip=192.0.2.7"]
-    hashed = suggest("access.log", "--names", "hashed")[1]
-    (name,) = re.findall(r"# - (.*): GET /status every 30 seconds, 60 requests\n", hashed)
-    assert re.fullmatch(r"[\w=-]{20}", name)
-    assert "192.0.2" not in hashed
-
-
-def test_the_name_of_a_client_is_hashed_as_in_a_replay(suggest, run):
-    Path("crawl.log").write_text(
-        Path("access.log").read_text() + "".join(map(traffic.line, traffic.poller("192.0.2.9", 3000, 0.1)))
-    )
-    words = ("crawl.log", "--names", "hashed")
-    code, text, _ = suggest(*words, "--enforce")
-    assert code == 0
-    Path("new.yaml").write_text(text, "utf-8")
-    (name,) = re.findall(r"# - (.*): [0-9,]+ in its busiest minute", text)
-    assert name in run("replay", *words, "--rules", "new.yaml")[1]
 
 
 def test_times_select_requests(suggest):
@@ -95,7 +79,6 @@ def test_times_select_requests(suggest):
     (all_requests,), (fewer,) = (re.findall(r"UTC: ([0-9,]+)\s", text) for text in (whole, part))
     assert int(fewer.replace(",", "")) < int(all_requests.replace(",", ""))
     assert "# 2026-03-01 13:0" in part
-    assert " --since 2026-03-01T13:00:00Z --until 2026-03-01T17:00:00Z --rules ratelimits.yaml\n" in part
 
 
 @pytest.mark.parametrize(
@@ -127,13 +110,10 @@ def test_an_unusable_argument_is_reported(suggest, words, code, text):
     assert (found, text in " ".join(err.replace("│", "").split())) == (code, True), err
 
 
-def test_a_mostly_unreadable_log_can_be_accepted_and_so_does_the_next_step(suggest, run):
+def test_a_mostly_unreadable_log_can_be_accepted(suggest):
     Path("bad.log").write_text(Path("access.log").read_text() + "what\n" * 500)
     code, out, _ = suggest("bad.log", "--lenient")
     assert (code, "# 500 lines could not be read.\n" in out) == (0, True)
-    Path("ratelimits.yaml").write_text(out, "utf-8")
-    (step,) = re.findall(r"^#   (ratelimit-mw .*)", out, re.MULTILINE)
-    assert run(*step.split()[1:])[0] == 0
 
 
 def test_standard_input_is_a_log(suggest, tmp_path):

@@ -12,7 +12,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.requests import Requests, readings_of
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
 from ratelimit_mw.foresight.suggest import Proposal, mapping_of, propose
-from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
+from ratelimit_mw.foresight.suggest.text import as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.units import SECOND
 from tests.foresight.traffic import START, Sent, person
@@ -175,7 +175,7 @@ def tried(mixture: Mixture) -> Outcome:
         decider = Decider(simulation, Requests(readings.values(), ["user"]), hashed=False)
         for entry, (_, kind) in zip(entries, requests, strict=True):
             lost[kind] += not decider.decide(entry).allowed
-    text = as_yaml(proposal, traffic, ProposalSource(logs=[], enforce=True))
+    text = as_yaml(proposal, traffic, [], enforce=True)
     return Outcome(Counter(kind for _, kind in requests), lost, _beyond(requests), text, proposal)
 
 

@@ -17,7 +17,7 @@ from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.logs.entry import LogEntry
 from ratelimit_mw.foresight.replay import Options, replay
 from ratelimit_mw.foresight.suggest import mapping_of, propose
-from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
+from ratelimit_mw.foresight.suggest.text import as_yaml
 from ratelimit_mw.foresight.suggest.traffic import Route, Traffic, UnusableLog
 from tests.foresight import traffic
 from tests.foresight.test_replay import SAMPLE
@@ -214,7 +214,7 @@ def test_heavy_clients_on_several_routes_are_ordinary_if_they_are_a_minority(tmp
 
 def text_of(proposal, log, **further):
     """The text, on one line."""
-    return re.sub(r"\n# *", " ", as_yaml(proposal, traffic_of(log), ProposalSource(logs=[log], **further)))
+    return re.sub(r"\n# *", " ", as_yaml(proposal, traffic_of(log), [log], **further))
 
 
 def test_guesses_that_no_limit_by_address_stops_are_named(tmp_path):
@@ -262,7 +262,7 @@ def test_a_replay_of_the_file_denies_what_the_file_says(enforce, tmp_path):
     seen = traffic_of(log)
     proposal = propose(seen, check, enforce=enforce)
     path = tmp_path / "rules.yaml"
-    path.write_text(as_yaml(proposal, seen, ProposalSource(logs=[log], enforce=enforce)))
+    path.write_text(as_yaml(proposal, seen, [log], enforce=enforce))
     stated = {}
     for rule in proposal.rules:
         _, own, _ = rule.effects
@@ -381,7 +381,7 @@ def test_check_finds_nothing_wrong_with_the_text(tmp_path):
     proposal = proposed(log)
     path = tmp_path / "rules.yaml"
     for enforce in (True, False):
-        path.write_text(as_yaml(proposal, traffic_of(log), ProposalSource(logs=[log], enforce=enforce)))
+        path.write_text(as_yaml(proposal, traffic_of(log), [log], enforce=enforce))
         examined = check(path)
         assert (examined.problems, examined.warnings) == ((), ())
         assert {rule.shadow for rule in examined.rules.rules} == {not enforce}
@@ -408,11 +408,11 @@ import sys
 from ratelimit_mw.cli.lint import check
 from ratelimit_mw.foresight.suggest.traffic import Traffic
 from ratelimit_mw.foresight.suggest import propose
-from ratelimit_mw.foresight.suggest.text import ProposalSource, as_yaml
+from ratelimit_mw.foresight.suggest.text import as_yaml
 seen = Traffic()
 seen.read(sys.argv[1:])
 seen.formats.clear()
-sys.stdout.write(as_yaml(propose(seen, check), seen, ProposalSource(logs=[])))
+sys.stdout.write(as_yaml(propose(seen, check), seen, []))
 """
 
 
@@ -474,8 +474,7 @@ def test_no_text_of_a_log_leaves_its_comment_or_its_string(tmp_path_factory, one
     seen.formats.append(other)
     seen.add(entries)
     proposal = propose(seen, check)
-    source = ProposalSource(logs=[one + other], options=["--field", other], enforce=True)
-    text = as_yaml(proposal, seen, source)
+    text = as_yaml(proposal, seen, [one + other], enforce=True)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert yaml.safe_load(text) == mapping_of(proposal.rules, enforce=True)
     path = tmp_path_factory.mktemp("rules") / "rules.yaml"

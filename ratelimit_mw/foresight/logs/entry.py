@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
@@ -94,26 +95,7 @@ def _checked(at: int) -> int:
 
 
 _MOST_TIMES = 8192
-"""How many texts are remembered. Lines that follow each other have equal times."""
-
-
-class KnownTimes(dict[str, int]):
-    """The times that were read, by their texts. A text that is not known is read.
-
-    Looking a text up raises ValueError if it is not a time.
-    """
-
-    def __init__(self, read: TimeReader) -> None:
-        super().__init__()
-        self._read = read
-
-    def __missing__(self, text: str) -> int:
-        """Read a text, and remember it."""
-        at = self._read(text)
-        if len(self) >= _MOST_TIMES:
-            self.clear()
-        self[text] = at
-        return at
+"""How many times are remembered."""
 
 
 def duration(text: str, unit: float) -> int:
@@ -234,13 +216,13 @@ class EntryMaker:
 
     Attributes:
         extras: The fields in `LogEntry.extra`.
-        times: The times that were read, by their texts.
+        time: Reads a time. Lines that follow each other have equal times, so the last ones are remembered.
         clock: The field with the time.
         unit: The field with the duration, and its unit in microseconds. None without one.
     """
 
     def __init__(self, has: Container[str], wanted: Sequence[str], read: TimeReader, unreadable: Unreadable) -> None:
-        self.times = KnownTimes(read)
+        self.time = lru_cache(_MOST_TIMES)(read)
         self.clock = next(field for field in reversed(TIMES) if field in has)
         self.unit = next(((field, unit) for field, unit in DURATIONS.items() if field in has), None)
         self.extras = [field for field in wanted if field not in BASIC]
@@ -253,7 +235,7 @@ class EntryMaker:
         Raises:
             ValueError: The line cannot be read.
         """
-        at = self.times[text(self.clock) or ""]
+        at = self.time(text(self.clock) or "")
         request = _request(text)
         if request is None:
             self._unreadable.without_request += 1

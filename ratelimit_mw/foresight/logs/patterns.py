@@ -5,7 +5,6 @@ are needed.
 """
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -125,12 +124,12 @@ def parts_of(text: str) -> list[str | Variable]:
     """Return the texts and the variables of a format, in order.
 
     Args:
-        text: The format, or the whole line of the configuration that defines it (`log_format …;`, `LineFormat …`).
+        text: The format.
 
     Raises:
         ValueError: The text has no variables of either server.
     """
-    text = _unquoted(text.strip())
+    text = text.strip()
     token, variable = _NGINX_TOKEN, _nginx_variable
     if "$" not in text:
         token, variable = _APACHE_TOKEN, _apache_variable
@@ -148,17 +147,6 @@ def parts_of(text: str) -> list[str | Variable]:
     if not variables:
         raise ValueError(f"{text!r:.200} is no format: it has no variables such as $remote_addr or %h")
     return [part for pair in zip_longest(texts, variables) for part in pair if part]
-
-
-def _unquoted(text: str) -> str:
-    """Return the format in a line of a configuration."""
-    directive = text.partition(" ")[0].lower()
-    if directive not in ("log_format", "logformat"):
-        return text
-    words = shlex.split(text.rstrip(";"))
-    if directive == "logformat":
-        return words[1] if len(words) > 1 else ""
-    return "".join(word for word in words[2:] if not word.startswith("escape="))
 
 
 def _nginx_variable(found: re.Match[str]) -> Variable:
@@ -383,7 +371,7 @@ class PatternReader:
         if len(rows) != text.count("\n"):
             self._count_unmatched(text)
         entries: list[LogEntry] = []
-        add, times, time = entries.append, self._maker.times, self._group[self._maker.clock]
+        add, read_time, time = entries.append, self._maker.time, self._group[self._maker.clock]
         ip, method, status = (self._group.get(field, -1) for field in ("ip", "method", "status"))
         plain, agent = self._plain, self._agent
         for row in rows:
@@ -394,7 +382,11 @@ class PatternReader:
                     if "," in address:
                         address = nearest(address)
                     said = row[agent] if agent >= 0 and row[agent] != "-" else ""
-                    add(_new(LogEntry, (times[row[time]], address, row[method], row[method + 1], code, -1, (), said)))
+                    add(
+                        _new(
+                            LogEntry, (read_time(row[time]), address, row[method], row[method + 1], code, -1, (), said)
+                        )
+                    )
                 elif (entry := self._maker.make(partial(self._text, row))) is not None:
                     add(entry)
             except ValueError:

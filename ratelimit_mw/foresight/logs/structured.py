@@ -295,16 +295,13 @@ def csv_places(columns: Sequence[str]) -> Places:
 
 
 def value_at(values: Any, place: str) -> object:
-    """Return the value at a path of names, with dots between them. A list is entered by a number. None for no value."""
-    if isinstance(values, dict) and place in values:
+    """Return the value at a path of names, with dots between them. None for no value."""
+    if not isinstance(values, dict):
+        return None
+    if place in values:
         return values[place]
     first, dot, rest = place.partition(".")
-    if not dot:
-        index = int(first) if first.isascii() and first.isdigit() and len(first) < 5 else -1
-        return values[index] if isinstance(values, list) and 0 <= index < len(values) else None
-    if isinstance(values, list):
-        return value_at(value_at(values, first), rest)
-    return value_at(values.get(first), rest) if isinstance(values, dict) else None
+    return value_at(values.get(first), rest) if dot else None
 
 
 def _text_of(value: object) -> str | None:

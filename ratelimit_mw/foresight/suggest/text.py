@@ -6,8 +6,7 @@ where they could end a comment or a string.
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 import yaml
@@ -17,7 +16,6 @@ from ratelimit_mw.foresight.suggest.clients import template
 from ratelimit_mw.foresight.suggest.limits import HEADROOM, Consequence, Limit, covered
 from ratelimit_mw.foresight.suggest.traffic import IPV6_PREFIX, OTHER, Route, Traffic
 from ratelimit_mw.foresight.wording import counted, printable, share, utc
-from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.units import HOUR, MINUTE, SECOND, spell_duration, spell_period
 
 _WIDTH = 100
@@ -31,46 +29,40 @@ _MOST_SHOWN = 3
 """The most clients that are named in one sentence."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProposalSource:
-    """Where a proposal comes from, and what it is written for.
+def as_yaml(proposal: Proposal, traffic: Traffic, logs: Sequence[str], *, enforce: bool = False) -> str:
+    """Return the text of the rules file.
 
-    Attributes:
+    Args:
+        proposal: The rules.
+        traffic: The traffic that they are for.
         logs: The paths of the logs.
-        options: The options that a replay needs to read the logs, as on a command line.
         enforce: Write rules that deny. Otherwise they are shadow rules.
-        hashed: Show clients only as hashes.
     """
-
-    logs: Sequence[str]
-    options: Sequence[str] = field(default_factory=tuple)
-    enforce: bool = False
-    hashed: bool = False
-
-
-def as_yaml(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> str:
-    """Return the text of the rules file."""
-    name = _namer(hashed=source.hashed)
-    lines = [*_head(proposal, traffic, source), "", f"domain: {DOMAIN}  # begins the keys of all counters", ""]
+    lines = [
+        *_head(proposal, traffic, logs, enforce=enforce),
+        "",
+        f"domain: {DOMAIN}  # begins the keys of all counters",
+        "",
+    ]
     if any(rule.by == "user" for rule in proposal.rules):
         lines += ["client:", f"  user: {USER}  # where your app has the user that the log names", ""]
     lines.append("rules:")
     for rule in proposal.rules:
-        lines += _rule(rule, enforce=source.enforce)
+        lines += _rule(rule, enforce=enforce)
     for title, entries in (
         ("These routes have no rule of their own:", [f"{_shown(route)}: {why}" for route, why in proposal.unruled]),
         (
             "These addresses are far beyond the others, and no number was taken from them:",
             [
-                f"{name('ip', client)}: {peak:,} in its busiest minute; `everything` denies {denied:,} of {sent:,}"
+                f"ip={client}: {peak:,} in its busiest minute; `everything` denies {denied:,} of {sent:,}"
                 for client, peak, sent, denied in proposal.beyond
             ],
         ),
         (
             "These clients ask at regular intervals. Exempt them, or replay the rules to see that they have room:",
-            list(_pollers(proposal, traffic, name)),
+            list(_pollers(proposal, traffic)),
         ),
-        ("What these limits do not stop:", list(_doubts(proposal, name))),
+        ("What these limits do not stop:", list(_doubts(proposal))),
     ):
         if entries:
             lines += ["", *_comment(title)]
@@ -79,15 +71,6 @@ def as_yaml(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> str
             if len(entries) > _MOST_NAMED:
                 lines += _comment(f"- and {len(entries) - _MOST_NAMED:,} more")
     return "\n".join(lines) + "\n"
-
-
-Namer = Callable[[str, str], str]
-"""Returns the name of a client: its arguments are what it is counted by, and the client."""
-
-
-def _namer(*, hashed: bool) -> Namer:
-    digest = digester("", DOMAIN)
-    return lambda by, client: digest(f"{by}={client}") if hashed else f"{by}={client}"
 
 
 def _comment(text: str, indent: str = "", *, hanging: bool = False) -> list[str]:
@@ -100,9 +83,9 @@ def _comment(text: str, indent: str = "", *, hanging: bool = False) -> list[str]
     )
 
 
-def _head(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> Iterator[str]:
+def _head(proposal: Proposal, traffic: Traffic, logs: Sequence[str], *, enforce: bool) -> Iterator[str]:
     yield "# Limits that `ratelimit-mw suggest` proposes for the traffic of"
-    for log, form in zip(source.logs, traffic.formats, strict=True):
+    for log, form in zip(logs, traffic.formats, strict=True):
         yield f"#   {printable(log)} ({printable(form)})"
     span = f"{utc(traffic.first)} to {utc(traffic.last)} UTC"
     size = f"{traffic.requests:,} requests of {proposal.clients:,} clients"
@@ -117,11 +100,10 @@ def _head(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> Itera
             f"{traffic.without_address:,} requests have no address that can be read. They are not used."
         )
     yield "#"
-    yield "# Next step: see what these rules would have denied:"
-    words = ("ratelimit-mw", "replay", *source.logs, *source.options, "--rules", "ratelimits.yaml")
-    yield f"#   {' '.join(shlex.quote(printable(word)) for word in words)}"
+    yield "# Next step: see what these rules would have denied, with the options that read the log:"
+    yield f"#   ratelimit-mw replay {' '.join(shlex.quote(printable(log)) for log in logs)} --rules ratelimits.yaml"
     yield "#"
-    if not source.enforce:
+    if not enforce:
         yield from _comment(
             "The rules have `shadow: true`: they count and report, but deny nothing. Remove it to enforce them."
         )
@@ -174,7 +156,7 @@ def _effects(rule: ProposedRule) -> Iterator[str]:
     yield f"strict: {others[0]}; loose: {others[1]}"
 
 
-def _doubts(proposal: Proposal, name: Namer) -> Iterator[str]:
+def _doubts(proposal: Proposal) -> Iterator[str]:
     """Yield what the rules do not stop, and why."""
     if proposal.heavy:
         yield (
@@ -190,7 +172,7 @@ def _doubts(proposal: Proposal, name: Namer) -> Iterator[str]:
                 "failures by account, too"
             )
         if rule.room_for:
-            shown = ", ".join(name(rule.by, client) for client in rule.room_for[:_MOST_SHOWN])
+            shown = ", ".join(f"{rule.by}={client}" for client in rule.room_for[:_MOST_SHOWN])
             more = len(rule.room_for) - _MOST_SHOWN
             shown += f" and {more:,} more" if more > 0 else ""
             yield (
@@ -199,10 +181,10 @@ def _doubts(proposal: Proposal, name: Namer) -> Iterator[str]:
             )
 
 
-def _pollers(proposal: Proposal, traffic: Traffic, name: Namer) -> Iterator[str]:
+def _pollers(proposal: Proposal, traffic: Traffic) -> Iterator[str]:
     for client, poll in sorted(proposal.polls.items(), key=lambda item: (-item[1].requests, item[0])):
         shown = _shown(traffic.routes[poll.route])
-        yield f"{name('ip', client)}: {shown} every {_period(poll.period)}, {poll.requests:,} requests"
+        yield f"ip={client}: {shown} every {_period(poll.period)}, {poll.requests:,} requests"
 
 
 def _period(period: int) -> str:
@@ -211,9 +193,8 @@ def _period(period: int) -> str:
     return spell_duration((period + unit // 2) // unit * unit)
 
 
-def as_mapping(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> dict[str, object]:
+def as_mapping(proposal: Proposal, traffic: Traffic, *, enforce: bool) -> dict[str, object]:
     """Return the same for programs: what was found, and the rules file as `config`."""
-    name = _namer(hashed=source.hashed)
     return {
         "requests": traffic.requests,
         "clients": proposal.clients,
@@ -241,20 +222,20 @@ def as_mapping(proposal: Proposal, traffic: Traffic, source: ProposalSource) -> 
         ],
         "without_rule": [{"route": _shown(route), "reason": why} for route, why in proposal.unruled],
         "beyond": [
-            {"client": name("ip", client), "busiest_minute": peak, "requests": sent, "denied": denied}
+            {"client": f"ip={client}", "busiest_minute": peak, "requests": sent, "denied": denied}
             for client, peak, sent, denied in proposal.beyond
         ],
         "pollers": [
             {
-                "client": name("ip", client),
+                "client": f"ip={client}",
                 "route": _shown(traffic.routes[poll.route]),
                 "period": poll.period / SECOND,
                 "requests": poll.requests,
             }
             for client, poll in proposal.polls.items()
         ],
-        "not_stopped": list(_doubts(proposal, name)),
-        "config": mapping_of(proposal.rules, enforce=source.enforce),
+        "not_stopped": list(_doubts(proposal)),
+        "config": mapping_of(proposal.rules, enforce=enforce),
     }
 
 
