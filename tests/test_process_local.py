@@ -127,9 +127,11 @@ class Work:
 
     def __init__(self, *, then=lambda: None):
         self.left, self.done, self.ended, self._then = 0, 0, threading.Event(), then
+        self.worker = None  # the thread that works
         self.thread = Repeating("work", self.turn, ended=self.ended.set)
 
     def turn(self):
+        self.worker = threading.current_thread()
         if self.left:
             self.left, self.done = self.left - 1, self.done + 1
             return 0.0
@@ -145,7 +147,10 @@ def test_a_thread_repeats_its_work_until_nothing_is_left_and_may_start_again():
         assert work.thread.start()
         assert work.ended.wait(60)
         assert work.done == 5 * round_
-        eventually(lambda: not work.thread.alive)
+        worker = work.worker
+        worker.join(60)
+        assert not worker.is_alive()
+        assert (work.thread.alive, work.worker) == (False, worker)
 
 
 def test_what_starts_the_thread_while_it_ends_is_not_forgotten():

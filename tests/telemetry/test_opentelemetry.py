@@ -20,7 +20,8 @@ def limiter():
         {"name": "all", "by": "ip", "limit": "2 per 10 years"},
         {"name": "queue", "by": "ip", "limit": "1 per second", "algorithm": "leaky_bucket", "match": {"path": "/q"}},
     ]
-    with RateLimiter({"domain": "d", "rules": rules}, clock=ManualClock()) as each:
+    config = {"domain": "d", "rules": rules, "exempt": [{"path": "/health"}]}
+    with RateLimiter(config, clock=ManualClock()) as each:
         yield each
 
 
@@ -116,6 +117,12 @@ def test_a_span_that_records_has_the_decision(limiter, reader):
         "ratelimit.reason": "limited",
     }
     assert collected(reader)["ratelimit.requests"]["ratelimit.outcome=denied"].value == 1
+
+
+def test_a_span_of_a_request_without_a_limit_has_the_decision(limiter, reader):
+    with TracerProvider().get_tracer("test").start_as_current_span("request") as span:
+        limiter.check({"ip": "192.0.2.1", "path": "/health"})
+    assert dict(span.attributes) == {"ratelimit.allowed": True}
 
 
 def test_a_span_that_does_not_record_has_no_attributes(limiter, reader):
