@@ -34,7 +34,7 @@ RULES = {
             "ban": {"after": "10 denials in 1 minute", "for": "20 minutes"},
         },
         {"name": "search", "match": {"path": "/search"}, "by": "ip", "limit": "30 per minute"},
-        {"name": "export", "match": {"path": "/export"}, "by": "ip", "limit": "1 per minute", "shadow": True},
+        {"name": "export", "match": {"path": "/export"}, "by": "ip", "limit": "3 per minute", "shadow": True},
     ],
 }
 

@@ -155,17 +155,16 @@ def _rules(state: LiveState, most: int, *, several: bool) -> RenderableType:
             f"{sum(rule['rates'][outcome] for outcome in ('allowed', 'over', 'delayed')):g}",
             f"{rule['rates']['shadow_denied' if rule['shadow'] else 'denied']:g}",
             rule["bans"],
-            _spark(rule["denials"]),
         )
         for rule in busiest[:most]
     )
-    table = table_of(("rule", "limit", ">allowed/s", ">denied/s", ">bans", "denials in 15 minutes"), rows)
+    table = table_of(("rule", "limit", ">allowed/s", ">denied/s", ">bans"), rows)
     return _with_rest(table, len(busiest) - most)
 
 
-def _activity(rule: LiveState) -> tuple[float, int, float]:
+def _activity(rule: LiveState) -> tuple[float, float]:
     rates = rule["rates"]
-    return rates["denied"] + rates["shadow_denied"], sum(rule["denials"]), sum(rates.values())
+    return rates["denied"] + rates["shadow_denied"], sum(rates.values())
 
 
 def _with_rest(table: Table, rest: int) -> RenderableType:

@@ -5,8 +5,7 @@ It is reported to other processes as JSON text.
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from heapq import nlargest
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ratelimit_mw.model import SECOND
@@ -22,16 +21,11 @@ STEPS = 90
 MOST_LIMITED = 50
 """The most limited clients that are shown."""
 
-MOST_SERIES = 100
-"""The most rules whose series a process reports: those with the most denials in 15 minutes."""
-
 _WINDOW = 10 * SECOND
 """Rates are means over this time, in microseconds."""
 
 _APART = SECOND * 9 // 10
 """The shortest time between two samples that are kept for rates, in microseconds. It bounds their number."""
-
-_DENIED = OUTCOMES.index("denied")
 
 RuleId = tuple[str, str]
 """The domain and the name of a rule."""
@@ -45,12 +39,10 @@ class RuleActivity(NamedTuple):
 
     Attributes:
         rates: Requests a second, in the order of `OUTCOMES`.
-        denials: The denied requests of each step. Empty unless the rule is one of those with the most denials.
         bans: The bans that began in the last 15 minutes.
     """
 
     rates: tuple[float, ...]
-    denials: Series
     bans: int
 
 
@@ -85,7 +77,7 @@ class Activity(NamedTuple):
         requests: Decisions a second.
         denials: Denied requests a second.
         steps: The decisions and the denials of each step.
-        rules: What each rule did, without those that did nothing in the last 15 minutes.
+        rules: What each rule did, without those that did nothing lately.
         limited: The clients that are limited now, the most denied first.
         load: The load, from 0 to 1. Of several processes, the largest load. None if it is not measured.
     """
@@ -124,7 +116,6 @@ class Recorder:
         self._at = now
         self._marks = deque([_Mark(now, self._last)], maxlen=_WINDOW // _APART + 2)
         self._steps: tuple[Series, Series] = ({}, {})
-        self._denials: dict[RuleId, Series] = {}
         self._bans: dict[RuleId, Series] = {}
 
     def sample(self, now: int) -> None:
@@ -141,10 +132,6 @@ class Recorder:
         step = now // (STEP * SECOND)
         _add(self._steps[0], step, found.requests - before.requests)
         _add(self._steps[1], step, found.denials - before.denials)
-        for rule, counts in found.rules.items():
-            denied = counts[_DENIED] - before.rules.get(rule, _NOTHING)[_DENIED]
-            if denied:
-                _add(self._denials.setdefault(rule, {}), step, denied)
         for (domain, name, enforced), number in found.bans.items():
             begun = number - before.bans.get((domain, name, enforced), 0)
             _add(self._bans.setdefault((domain, name), {}), step, begun)
@@ -152,7 +139,7 @@ class Recorder:
             self._marks.append(_Mark(now, found))
         while len(self._marks) > 1 and self._marks[1].at <= now - _WINDOW:
             self._marks.popleft()
-        _forget(step - STEPS, self._steps[0], self._steps[1], *self._denials.values(), *self._bans.values())
+        _forget(step - STEPS, self._steps[0], self._steps[1], *self._bans.values())
 
     def activity(self, limited: tuple[LimitedClient, ...], load: float | None) -> Activity:
         """Return what the process did, as of the last sample.
@@ -163,14 +150,13 @@ class Recorder:
         """
         mark, found = self._marks[0], self._last
         seconds = max(self._at - mark.at, SECOND) / SECOND
-        series = self._most_denials()
         rules = {}
         for rule, counts in found.rules.items():
             before = mark.totals.rules.get(rule, _NOTHING)
             bans = self._bans.get(rule)
-            if counts != before or bans or self._denials.get(rule):
+            if counts != before or bans:
                 rates = _divided(counts, before, seconds) if counts != before else _NO_RATES
-                rules[rule] = RuleActivity(rates, series.get(rule) or {}, sum(bans.values()) if bans else 0)
+                rules[rule] = RuleActivity(rates, sum(bans.values()) if bans else 0)
         return Activity(
             (found.requests - mark.totals.requests) / seconds,
             (found.denials - mark.totals.denials) / seconds,
@@ -179,13 +165,6 @@ class Recorder:
             limited,
             load,
         )
-
-    def _most_denials(self) -> Mapping[RuleId, Series]:
-        """Return copies of the series of the rules with the most denials."""
-        found: Iterable[tuple[RuleId, Series]] = self._denials.items()
-        if len(self._denials) > MOST_SERIES:
-            found = nlargest(MOST_SERIES, found, key=lambda item: sum(item[1].values()))
-        return {rule: dict(series) for rule, series in found if series}
 
 
 _NOTHING = (0,) * len(OUTCOMES)
@@ -234,10 +213,9 @@ def together(activities: Sequence[Activity]) -> Activity:
 
 def _sum(one: RuleActivity, other: RuleActivity) -> RuleActivity:
     # Unpacking is three times as fast as access by name. A hundred processes may have a thousand rules each.
-    (a, b, c, d, e), denials, bans = one
-    (f, g, h, i, j), further, more = other
-    series = _series(denials, further) if denials and further else denials or further
-    return RuleActivity((a + f, b + g, c + h, d + i, e + j), series, bans + more)
+    (a, b, c, d, e), bans = one
+    (f, g, h, i, j), more = other
+    return RuleActivity((a + f, b + g, c + h, d + i, e + j), bans + more)
 
 
 def _series(*parts: Series) -> Series:
@@ -269,7 +247,7 @@ def _end(client: LimitedClient) -> float:
 _PARTS = 1_000
 """Rates are encoded as whole numbers of 1/1000 request a second, which takes less time than fractions."""
 
-_FORM = 2
+_FORM = 3
 """The version of the format. Texts of another version come from another release and are ignored."""
 
 
@@ -290,7 +268,7 @@ class ProcessReport(NamedTuple):
 
 
 def encode_report(report: ProcessReport) -> str:
-    """Return a report as text. A report of 1 000 rules has 50 to 80 kB."""
+    """Return a report as text. A report of 1 000 rules has about 50 kB."""
     return json.dumps(
         {
             "form": _FORM,
@@ -301,7 +279,7 @@ def encode_report(report: ProcessReport) -> str:
             "rates": [round(report.activity.requests, 3), round(report.activity.denials, 3)],
             "steps": [_packed(series) for series in report.activity.steps],
             "rules": [
-                (*rule, [round(rate * _PARTS) for rate in did.rates], did.bans, _packed(did.denials))
+                (*rule, [round(rate * _PARTS) for rate in did.rates], did.bans)
                 for rule, did in report.activity.rules.items()
             ],
             "limited": report.activity.limited,
@@ -323,10 +301,8 @@ def decode_report(text: str | bytes) -> ProcessReport | None:
             denials,
             (_unpacked(first), _unpacked(second)),
             {
-                (domain, rule): RuleActivity(
-                    (a / _PARTS, b / _PARTS, c / _PARTS, d / _PARTS, e / _PARTS), _unpacked(series), bans
-                )
-                for domain, rule, (a, b, c, d, e), bans, series in found["rules"]
+                (domain, rule): RuleActivity((a / _PARTS, b / _PARTS, c / _PARTS, d / _PARTS, e / _PARTS), bans)
+                for domain, rule, (a, b, c, d, e), bans in found["rules"]
             },
             tuple([LimitedClient(*client) for client in found["limited"]]),
             found["load"],

@@ -12,7 +12,7 @@ The state is a value of JSON, made of what processes have reported:
 * `limited`: The clients that are limited now, the most denied first, at most 50. `until` is None if the limit never
   opens.
 * `rules`: All rules of the file, and then those that the file no longer has. `rates` are requests a second by how the
-  rule decided. `bans` and `denials` (a series as above, empty if there were none) are those of the last 15 minutes.
+  rule decided. `bans` are those of the last 15 minutes.
 """
 
 import threading
@@ -33,7 +33,6 @@ from ratelimit_mw.operations.activity import (
     Activity,
     RuleActivity,
     RuleId,
-    Series,
     decode_report,
     together,
 )
@@ -95,6 +94,7 @@ def state_of(
         shared: True if the state is about all processes, not only about this one.
     """
     end = int(at // STEP)  # the step that has not ended is left out: its counts would look like a fall
+    shown = range(max(min(activity.steps[0], default=end), end - STEPS), end)  # from that of the first request on
     return {
         "domain": outline.domain,
         "version": version or None,
@@ -108,34 +108,26 @@ def state_of(
         "series": {
             "step": STEP,
             "end": end * STEP,
-            "requests": _numbers(activity.steps[0], end, _first(activity, end)),
-            "denials": _numbers(activity.steps[1], end, _first(activity, end)),
+            "requests": [activity.steps[0].get(step, 0) for step in shown],
+            "denials": [activity.steps[1].get(step, 0) for step in shown],
         },
         "limited": [client._asdict() for client in activity.limited if client.until is None or client.until > at],
-        "rules": _rules(activity, outline.rules, end),
+        "rules": _rules(activity, outline.rules),
     }
 
 
-def _first(activity: Activity, end: int) -> int:
-    """Return the number of the first step that is shown: that of the first request, at most 90 before the end."""
-    return max(min(activity.steps[0], default=end), end - STEPS)
-
-
-def _rules(activity: Activity, outline: Mapping[RuleId, Shown], end: int) -> list[LiveState]:
-    first = _first(activity, end)
-    known = list(outline)
+def _rules(activity: Activity, outline: Mapping[RuleId, Shown]) -> list[LiveState]:
+    further = [rule for rule in activity.rules if rule not in outline]
     return [
-        _rule(rule, outline.get(rule, _UNKNOWN), activity, end, first)
-        for rule in (*known, *(rule for rule in activity.rules if rule not in outline))
+        _rule(rule, outline.get(rule, _UNKNOWN), activity.rules.get(rule, _NOTHING)) for rule in (*outline, *further)
     ]
 
 
 _UNKNOWN = Shown((), shadow=False)
-_NOTHING = RuleActivity((0.0,) * len(OUTCOMES), {}, 0)
+_NOTHING = RuleActivity((0.0,) * len(OUTCOMES), 0)
 
 
-def _rule(rule: RuleId, shown: Shown, activity: Activity, end: int, first: int) -> LiveState:
-    did = activity.rules.get(rule, _NOTHING)
+def _rule(rule: RuleId, shown: Shown, did: RuleActivity) -> LiveState:
     return {
         "domain": rule[0],
         "name": rule[1],
@@ -143,13 +135,7 @@ def _rule(rule: RuleId, shown: Shown, activity: Activity, end: int, first: int) 
         "shadow": shown.shadow,
         "rates": {name: rate and round(rate, 2) for name, rate in zip(OUTCOMES, did.rates, strict=True)},
         "bans": did.bans,
-        "denials": _numbers(did.denials, end, first) if did.denials else [],
     }
-
-
-def _numbers(series: Series, end: int, first: int) -> list[int]:
-    """Return the counts of the steps from `first` up to `end`, exclusive."""
-    return [series.get(step, 0) for step in range(first, end)]
 
 
 _MANY = 100

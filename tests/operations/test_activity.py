@@ -5,7 +5,6 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.operations.activity import (
     MOST_LIMITED,
-    MOST_SERIES,
     NO_COUNTS,
     STEPS,
     Activity,
@@ -55,9 +54,9 @@ def test_a_series_ends_after_fifteen_minutes(clock):
         clock.advance(10)
     found.sample(clock.now())
     report = found.activity((), None)
-    assert len(report.rules[RULE].denials) == STEPS
-    assert set(report.rules[RULE].denials.values()) == {3}
-    assert report.steps == (report.rules[RULE].denials,) * 2
+    assert len(report.steps[1]) == STEPS
+    assert set(report.steps[1].values()) == {3}
+    assert report.steps[0] == report.steps[1]
     clock.advance(3_600)
     found.sample(clock.now())
     assert found.activity((), None).steps == ({}, {})
@@ -89,32 +88,19 @@ def test_counts_that_a_test_has_reset_begin_again(clock):
     assert found.activity((), None).requests == 0.0
 
 
-def test_the_rules_with_the_most_denials_have_a_series(clock):
-    rules = [{**LOGIN, "name": f"r{n}", "match": {"path": f"/{n}"}} for n in range(MOST_SERIES + 20)]
-    limiter, found = history(clock, *rules)
-    for number in range(MOST_SERIES + 20):
-        ask(limiter, 1 + (number >= 20), f"/{number}")
-    clock.advance(1)
-    found.sample(clock.now())
-    report = found.activity((), None)
-    assert len(report.rules) == MOST_SERIES + 20
-    with_series = {rule for (_, rule), did in report.rules.items() if did.denials}
-    assert with_series == {f"r{n}" for n in range(20, MOST_SERIES + 20)}
-
-
 def client(name, denials, since, until):
     return LimitedClient(name, "shop", "login", "limited", denials, since, until)
 
 
 def test_several_processes_are_added_up():
-    one = Activity(2.0, 1.0, ({1: 2, 2: 3}, {1: 1}), {RULE: RuleActivity((1.0, 0, 0, 1.0, 0), {1: 1}, 2)}, (), 0.2)
+    one = Activity(2.0, 1.0, ({1: 2, 2: 3}, {1: 1}), {RULE: RuleActivity((1.0, 0, 0, 1.0, 0), 2)}, (), 0.2)
     other = Activity(
         1.0,
         0.5,
         ({2: 4}, {3: 7}),
         {
-            RULE: RuleActivity((0.5, 1, 2, 3, 4), {1: 4, 5: 6}, 1),
-            ("shop", "api"): RuleActivity((1.0, 0, 0, 0, 0), {}, 0),
+            RULE: RuleActivity((0.5, 1, 2, 3, 4), 1),
+            ("shop", "api"): RuleActivity((1.0, 0, 0, 0, 0), 0),
         },
         (),
         0.7,
@@ -124,14 +110,13 @@ def test_several_processes_are_added_up():
         1.5,
         ({1: 2, 2: 7}, {1: 1, 3: 7}),
         {
-            RULE: RuleActivity((1.5, 1, 2, 4.0, 4), {1: 5, 5: 6}, 3),
-            ("shop", "api"): RuleActivity((1.0, 0, 0, 0, 0), {}, 0),
+            RULE: RuleActivity((1.5, 1, 2, 4.0, 4), 3),
+            ("shop", "api"): RuleActivity((1.0, 0, 0, 0, 0), 0),
         },
         (),
         0.7,
     )
     assert one.rules[RULE].bans == 2  # neither is changed
-    assert one.rules[RULE].denials == {1: 1}
 
 
 def test_a_client_of_several_processes_is_one_with_the_latest_end():
@@ -148,8 +133,8 @@ def test_a_client_of_several_processes_is_one_with_the_latest_end():
 def report():
     steps = ({100: 5, 103: 1}, {101: 2})
     rules = {
-        RULE: RuleActivity((1.5, 0.0, 0.25, 3.0, 0.001), {7: 1, 9: 3}, 2),
-        ("shop", "x"): RuleActivity((0.0,) * 5, {}, 0),
+        RULE: RuleActivity((1.5, 0.0, 0.25, 3.0, 0.001), 2),
+        ("shop", "x"): RuleActivity((0.0,) * 5, 0),
     }
     activity = Activity(2.5, 0.125, steps, rules, (client("ip=192.0.2.1", 3, 10.5, None),), 0.5)
     return ProcessReport("p", "v", "on", activity)

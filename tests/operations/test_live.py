@@ -92,7 +92,6 @@ def test_the_state_of_a_process_has_the_fields_that_the_page_shows(started):
                 "shadow": False,
                 "rates": {"allowed": 0.0, "over": 0.0, "delayed": 0.0, "denied": 1.0, "shadow_denied": 0.0},
                 "bans": 0,
-                "denials": [7, 10],
             },
             {
                 "domain": "shop",
@@ -101,7 +100,6 @@ def test_the_state_of_a_process_has_the_fields_that_the_page_shows(started):
                 "shadow": True,
                 "rates": {"allowed": 0.0, "over": 0.0, "delayed": 0.0, "denied": 0.0, "shadow_denied": 1.0},
                 "bans": 0,
-                "denials": [],
             },
         ],
     }

@@ -91,15 +91,6 @@
           tag.className = "badge warn tag";
           tag.hidden = !cell.tag;
         }
-        if (cell.line) {
-          const svg = td.children[1] || td.appendChild(document.createElementNS(SVG, "svg"));
-          svg.setAttribute("class", "mini");
-          svg.setAttribute("role", "img");
-          svg.setAttribute("viewBox", "0 0 90 15");
-          svg.setAttribute("preserveAspectRatio", "none");
-          svg.setAttribute("aria-label", cell.label);
-          draw(svg, cell.line, 15);
-        }
       });
     });
   }
@@ -159,7 +150,6 @@
         figure(delayed),
         shadow_denied ? { text: `${denied ? rate(denied) + " " : ""}(${rate(shadow_denied)})`, look: "n" } : figure(denied),
         { text: number(rule.bans, 0), look: rule.bans ? "n" : "n zero" },
-        { text: "", line: rule.denials, label: sum(rule.denials) + " denials in the last 15 minutes" },
       ];
     }));
   }
