@@ -5,7 +5,7 @@ Projects import the middleware from `ratelimit_mw.django`; this module is intern
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
@@ -248,6 +248,7 @@ class RateLimitMiddleware:
             if response.streaming:  # it occupies its thread or task until it is closed
                 end = busy.pop_all().close
                 _at_close(response, end)
+                self._at_end(response, end)
                 finalize(response, end)  # it is not closed if an outer middleware replaces it, as by a 304
         add_headers(answers, response, handle)
         return response
@@ -300,8 +301,15 @@ class RateLimitMiddleware:
             return moves
         if not response.streaming:
             return [*moves, *account.end()]
-        _at_close(response, lambda: self._engine.settlement.settle(account, account.end()))
+        settlement = self._engine.settlement
+        _at_close(response, lambda: settlement.settle(account, account.end()))
+        self._at_end(response, lambda: settlement.settle_soon(account, account.end()))
         return moves
+
+    def _at_end(self, response: Any, then: Callable[[], object]) -> None:
+        """Call `then` also when the stream of a response ends: under ASGI, Django does not close it if it raises."""
+        if self._awaits and response.is_async:
+            response.streaming_content = _until_end(response.streaming_content, then)
 
     def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
         """Count the request in the meter of the load, if the rules need it, until the returned stack is closed."""
@@ -315,6 +323,15 @@ class RateLimitMiddleware:
             busy.callback(meter.left, asked)
             meter.arrived(ASGI_CAPACITY if self._awaits else WSGI_CAPACITY, asked)
         return busy
+
+
+async def _until_end(parts: AsyncIterator[bytes], then: Callable[[], object]) -> AsyncIterator[bytes]:
+    """Yield the parts of a response, and call `then` at the end."""
+    try:
+        async for part in parts:
+            yield part
+    finally:
+        then()
 
 
 def _at_close(response: Any, then: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """`N concurrent` asked for in the code of an app: a place is held until the response has ended, in each framework."""
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -288,6 +289,21 @@ def test_a_stream_holds_its_place_until_its_last_part(limiter, asked, of):
     ask = of(limiter, *asked[:2], parts)
     assert (ask(), is_free(limiter)) == (200, True)
     assert seen == [False] * 3
+
+
+@EACH
+@pytest.mark.filterwarnings("ignore:Unclosed file:ResourceWarning")  # of Django, which does not close the request
+def test_a_stream_that_raises_frees_its_place(limiter, asked, of):
+    def parts():
+        yield "a"
+        raise RuntimeError
+
+    ask = of(limiter, *asked[:2], parts)
+    for _ in range(2):
+        with suppress(RuntimeError):
+            ask()
+        assert is_free(limiter)
+    gc.collect()  # here, where the warning is ignored
 
 
 @pytest.mark.parametrize("of", [of_flask, of_hidden_flask, of_django, of_django_within, of_rest])
