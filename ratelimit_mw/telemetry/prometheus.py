@@ -124,9 +124,7 @@ class _Files:
         self._made = False
         self._moving = Repeating("metrics", self._turn, first=_EVERY)
         self._moved: dict[tuple[str, Labels], float] = {}
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
+        self._metrics: dict[str, Any] = {}
         limiter.engine.tally.watchers.append(self._observe)
         limiter.at_close(self._close)
         reset_after_fork(self)
@@ -153,22 +151,22 @@ class _Files:
     def _make(self) -> None:
         for name, _, kind, labels, about, _, together, _, bounds in MEASURES:
             if kind == "counter":
-                self._counters[name] = Counter(name, about, labels, registry=self._registry)
+                self._metrics[name] = Counter(name, about, labels, registry=self._registry)
             elif kind == "histogram":
-                self._histograms[name] = Histogram(name, about, labels, registry=self._registry, buckets=bounds)
+                self._metrics[name] = Histogram(name, about, labels, registry=self._registry, buckets=bounds)
             elif together:
                 mode: Any = together  # one of the modes of prometheus_client
-                self._gauges[name] = Gauge(name, about, labels, registry=self._registry, multiprocess_mode=mode)
+                self._metrics[name] = Gauge(name, about, labels, registry=self._registry, multiprocess_mode=mode)
 
     def _observe(self, cell: Cell | None, value: float) -> None:
         """Observe a value of one request in 16. `cell` is that of a rule, or None for the time of the decision."""
         if not self._made:  # they could not be made
             return
         if cell is None:
-            self._histograms["ratelimit_decision_seconds"].labels(self._store).observe(value)
+            self._metrics["ratelimit_decision_seconds"].labels(self._store).observe(value)
         else:
             label = label_of(self._limiter(), cell.domain, cell.name)
-            self._histograms["ratelimit_used_ratio"].labels(label).observe(value)
+            self._metrics["ratelimit_used_ratio"].labels(label).observe(value)
 
     def _turn(self) -> float | None:
         self._move()
@@ -192,7 +190,7 @@ class _Files:
                     if isinstance(value, Distribution):
                         continue
                     if measure.kind == "gauge":
-                        self._gauges[measure.name].set(value)
+                        self._metrics[measure.name].set(value)
                     else:
                         self._add(measure.name, labels, value)
 
@@ -201,7 +199,7 @@ class _Files:
         self._moved[name, labels] = value
         more = value - before if value >= before else value  # after a test has set the counts to 0
         if more:
-            counter = self._counters[name]
+            counter = self._metrics[name]
             (counter.labels(*labels) if labels else counter).inc(more)
 
 

@@ -231,9 +231,9 @@ def test_a_million_requests_of_many_clients_and_rules_fit_into_300_kilobytes():
 # ------------------------------------------------------------------------------------- the charts
 
 
-@given(st.floats(1e-6, 1e6), st.floats(1.01, 1e6), st.integers(2, 12), st.booleans())
-def test_ticks_are_few_and_within_the_axis(low, factor, most, log):
-    scale = Scale(low, low * factor, 0, 100, log=log)
+@given(st.floats(1e-6, 1e6), st.floats(1.01, 1e6), st.integers(2, 12))
+def test_ticks_are_few_and_within_the_axis(low, factor, most):
+    scale = Scale(low, low * factor, 0, 100, log=True)
     ticks = scale.ticks(most)
     assert len(ticks) <= most + 1
     assert all(-0.5 <= scale.at(tick) <= 100.5 for tick in ticks)
@@ -243,8 +243,6 @@ def test_ticks_are_few_and_within_the_axis(low, factor, most, log):
 @pytest.mark.parametrize(
     ("scale", "most", "ticks"),
     [
-        (Scale(0, 50, 0, 1), 2, [0, 50]),
-        (Scale(0, 8, 0, 1), 2, [0, 5]),
         (Scale(1, 120, 0, 1, log=True), 8, [1, 2, 5, 10, 20, 50, 100]),
         (Scale(1, 120, 0, 1, log=True), 5, [1, 3, 10, 30, 100]),
         (Scale(1, 1e6, 0, 1, log=True), 4, [1, 100, 1e4, 1e6]),

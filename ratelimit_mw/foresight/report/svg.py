@@ -50,25 +50,17 @@ class Scale(NamedTuple):
         return first + (self.end - first) * math.log(value / self.low) / math.log(self.high / self.low)
 
     def ticks(self, most: int) -> list[float]:
-        """Return round values for at most so many labels, in ascending order."""
-        return _log_ticks(self.low, self.high, most) if self.log else _linear_ticks(self.low, self.high, most)
+        """Return round values of a logarithmic axis for at most so many labels, in ascending order.
 
-
-def _linear_ticks(low: float, high: float, most: int) -> list[float]:
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
-    step *= next(factor for factor in (1, 2, 5, 10, 20) if (high - low) / (step * factor) <= most)
-    return [step * n for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def _log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return 1, 2, 5, 10, … if there is room, else powers of ten, else each second or third power."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    choices = [
-        [factor * 10.0**power for power in powers for factor in factors] for factors in ((1, 2, 5), (1, 3), (1,))
-    ]
-    choices += [[10.0**power for power in powers if power % every == 0] for every in range(2, 20)]
-    found = ([tick for tick in ticks if low * 0.999 <= tick <= high * 1.001] for ticks in choices)
-    return next(ticks for ticks in found if len(ticks) <= most)
+        These are 1, 2, 5, 10, … if there is room, else powers of ten, else each second or third power.
+        """
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        choices = [
+            [factor * 10.0**power for power in powers for factor in factors] for factors in ((1, 2, 5), (1, 3), (1,))
+        ]
+        choices += [[10.0**power for power in powers if power % every == 0] for every in range(2, 20)]
+        found = ([tick for tick in ticks if self.low * 0.999 <= tick <= self.high * 1.001] for ticks in choices)
+        return next(ticks for ticks in found if len(ticks) <= most)
 
 
 # ------------------------------------------------------------------------------------- denials over time
@@ -113,7 +105,7 @@ def denials(panels: Sequence[Panel], bars: Bars, width: int) -> Markup:
             shapes.append(circle(left + 5, base - 60.5, 4, "shadow"))
         title = cut(panel.title, int((width - left - shift) / 7.5))
         shapes.append(text(left + shift, base - 56, title, "title"))
-        shapes += _grid(scale, scale.ticks(2), left, width - _RIGHT, _plain)
+        shapes += _grid(scale, [0, scale.high], left, width - _RIGHT, _plain)
         begins = ((bars.begin + bars.minutes * number, count) for number, count in enumerate(panel.heights) if count)
         rows = (
             Bar(time.at(begin), time.at(begin + bars.minutes), scale.at(count), f"{_when(begin)}: {count:,}")
