@@ -130,9 +130,12 @@ def test_a_server_that_is_away_is_a_warning_before_the_first_request(start, capl
     assert "is away" in record.getMessage()
 
 
-def test_a_required_store_that_is_away_fails_the_first_start_and_nothing_goes_on_trying(start):
+@pytest.mark.parametrize(
+    "url", ["redis://127.0.0.1:1/0", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/main"]
+)
+def test_a_required_store_that_is_away_fails_the_first_start_and_nothing_goes_on_trying(start, url):
     with pytest.raises(StoreUnavailable, match=r"storage\.required is true, and the store is away .*refused"):
-        start(config_of("redis://127.0.0.1:1/0", required=True))
+        start(config_of(url, required=True))
     eventually(lambda: not any(thread.name == "ratelimit_mw breaker" for thread in threading.enumerate()))
 
 

@@ -54,6 +54,7 @@ def test_a_collection_has_the_counts_of_the_limiter(limiter, reader):
     assert found["ratelimit.requests"]["ratelimit.outcome=allowed"].value == 2
     assert found["ratelimit.denials"]["ratelimit.rule=all,ratelimit.reason=limited"].value == 1
     assert found["ratelimit.switch"][""].value == 2
+    assert found["ratelimit.late_requests"][""].value == 0
     assert found["ratelimit.rules_info"][f"ratelimit.version={limiter.state.version}"].value == 1
     assert found["ratelimit.decision.duration"]["ratelimit.store=memory"].count == 1
     assert found["ratelimit.utilization"]["ratelimit.rule=all"].sum == 0.5
