@@ -143,47 +143,6 @@ class Kept(NamedTuple):
     rules: RulesSnapshot
 
 
-class LastGood:
-    """The last good text of one configuration, shared by the workers of one server.
-
-    No method raises. If nothing can be stored or read, a worker starts without these rules.
-    """
-
-    def __init__(self, config: Config) -> None:
-        # A mapping has no name. It is identified by its rules database, if it has one, which is an argument of `store`.
-        path = "" if isinstance(config, Mapping) else os.fspath(config)
-        self._config = path if not path or "://" in path else os.path.abspath(path)  # noqa: PTH100  keeps symbolic links
-
-    def store(self, kept: Kept, database: str | None) -> None:
-        """Store rules that this process can use. `database` is the URL of the rules database, if there is one."""
-        path = self._path(database)
-        if path is None or len(_texts(kept.rules)) < len(kept.rules.documents):  # mappings have no text
-            return
-        new = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-        with contextlib.suppress(OSError):
-            _remove_ended(path.name)
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-                json.dump([each and (each.version, _texts(each)) for each in kept], stream)
-            new.replace(path)
-
-    def load(self, database: str | None) -> Kept | None:
-        """Return the rules that a worker of the same server has stored. None if there are none."""
-        path = self._path(database)
-        if path is None:
-            return None
-        try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
-                found = os.fstat(stream.fileno())
-                if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
-                    return None
-                return Kept(*[each and _snapshot(*each) for each in json.load(stream)])
-        except (OSError, ValueError, TypeError, AttributeError):
-            return None
-
-    def _path(self, database: str | None) -> Path | None:
-        return _file_for(self._config or database or "")
-
-
 def _file_for(text: str) -> Path | None:
     """Return the path of the server's file about this text. None if this process is not a worker of a server."""
     server = server_of_worker()
@@ -288,7 +247,9 @@ class Loader:
         self._own: Rules | ConfigurationError | None = None
         """The rules of the configuration itself, or why it is unusable."""
         self._is_mapping = isinstance(config, Mapping)
-        self._last_good = LastGood(config)
+        # A mapping has no name. Its stored rules are identified by its rules database, if it has one.
+        path = "" if isinstance(config, Mapping) else os.fspath(config)
+        self._config = path if not path or "://" in path else os.path.abspath(path)  # noqa: PTH100  keeps symbolic links
         self._once = Once()
 
     @property
@@ -330,13 +291,35 @@ class Loader:
         return self._compiled(kept.rules, kept.frame)
 
     def store(self, kept: Kept) -> None:
-        """Store rules that can be used, for workers that the same server starts later."""
-        self._last_good.store(kept._replace(frame=None) if self._is_mapping else kept, self._url)
+        """Store the text of rules that can be used, for workers that the same server starts later. Never raises."""
+        path = self._stored_at()
+        if path is None or len(_texts(kept.rules)) < len(kept.rules.documents):  # mappings have no text
+            return
+        own = kept._replace(frame=None) if self._is_mapping else kept
+        new = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+        with contextlib.suppress(OSError):
+            _remove_ended(path.name)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+                json.dump([each and (each.version, _texts(each)) for each in own], stream)
+            new.replace(path)
 
     def stored(self) -> Kept | None:
-        """Return the rules that another worker of the same server has stored. None if there are none."""
-        kept = self._last_good.load(self._url)
-        return kept._replace(frame=self._top) if kept is not None and self._is_mapping else kept
+        """Return the rules that a worker of the same server has stored. None if there are none. Never raises."""
+        path = self._stored_at()
+        if path is None:
+            return None
+        try:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
+                found = os.fstat(stream.fileno())
+                if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
+                    return None
+                kept = Kept(*[each and _snapshot(*each) for each in json.load(stream)])
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+        return kept._replace(frame=self._top) if self._is_mapping else kept
+
+    def _stored_at(self) -> Path | None:
+        return _file_for(self._config or self._url or "")
 
     def close(self) -> None:
         """Close the sources."""

@@ -26,17 +26,11 @@ from ratelimit_mw.rules.path_templates import (
 )
 from ratelimit_mw.rules.path_templates import cleaned as cleaned_template
 
-
-class Hit(NamedTuple):
-    """A match of a path with a template of one owner (a rule or an exemption)."""
-
-    owner: int
-    """The number under which `PathMatcher` was given the template."""
-    route: str
-    """The text of the template."""
-    parameters: Parameters
-    strict: bool
-    """True if each form by which the app may route matches with plain values, and so does its cleaned form."""
+Hit = tuple[int, str, Parameters, bool]
+"""A match of a path with a template of one owner (a rule or an exemption): the owner, the text of the template, the
+parameters, and whether the match is strict: each form by which the app may route matches with plain values, and so does
+its cleaned form. It is a plain tuple, which is made for each request.
+"""
 
 
 class PathEntry(NamedTuple):
@@ -163,10 +157,7 @@ class PathMatcher:
         strict = set(chosen)
         for spelling in {each for form in routed for each in (form, clean(form))} if chosen else ():
             strict &= {entry.owner for entry, values in found[spelling] if _is_plain(entry, values, spelling)}
-        return [
-            hit if hit.strict == (hit.owner in strict) else hit._replace(strict=not hit.strict)
-            for hit in chosen.values()
-        ]
+        return [(owner, route, parameters, owner in strict) for owner, route, parameters, _ in chosen.values()]
 
     def find(self, path: str) -> Found:
         """Return every template that matches one spelling of a path, in their order, and the values of parameters."""
@@ -237,7 +228,7 @@ def _hit(entry: PathEntry, values: tuple[Value, ...], path: str) -> Hit:
         if types and any(value != text for value, text in values):
             parameters.path = clean(with_values(parts_of(form), path, [value for value, _ in values]))
     plain = _is_plain(entry, values, path) if types else "\n" not in path
-    return tuple.__new__(Hit, (owner, route, parameters, plain))
+    return owner, route, parameters, plain
 
 
 @lru_cache(maxsize=256)  # most tails are equal: `/*`
