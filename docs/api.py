@@ -28,7 +28,6 @@ HIDDEN = {
     },
     "Reply": {"admits"},
     "Setting": {"lasts", "text"},
-    "Switch": {"records"},
     "Tally": {
         *("after_fork", "answered", "banned", "cell", "counters", "deferred", "due", "failed"),
         *(

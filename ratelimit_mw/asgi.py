@@ -267,8 +267,7 @@ async def _turn(verdict: Verdict) -> None:
 
 async def _serve(app: App, verdict: Verdict, request: AsgiRequest, receive: Receive, send: Send) -> None:
     """Call `app` when the request's turn has come."""
-    if verdict.delay:
-        await asyncio.sleep(verdict.delay / SECOND)
+    await _turn(verdict)
     await app(request.context, receive, send)
 
 

@@ -21,7 +21,7 @@ from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import logger
 from ratelimit_mw.model import Decision, EntryList, ListsDecision
-from ratelimit_mw.reload.controls import OverrideList
+from ratelimit_mw.reload.controls import OverrideList, in_thread
 from ratelimit_mw.reload.watcher import Retriever, State
 from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules, unknown_domain
@@ -144,9 +144,7 @@ class RateLimiter:
         """
         self._retriever.look()
 
-    async def areload(self) -> None:
-        """Do what `reload` does, awaitable."""
-        await asyncio.to_thread(self.reload)
+    areload = in_thread(reload)
 
     def check(
         self, attributes: Arguments, cost: int = 1, *, domain: str | None = None, **named: Unpack[ByName]
@@ -423,9 +421,7 @@ class RateLimiter:
                 for start in range(0, len(keys), _MAX_FORGOTTEN):
                     store.forget(keys[start : start + _MAX_FORGOTTEN])
 
-    async def areset_all(self) -> None:
-        """Do what `reset_all` does, awaitable."""
-        await asyncio.to_thread(self.reset_all)
+    areset_all = in_thread(reset_all)
 
     def close(self) -> None:
         """Stop looking for newer rules and close the connections to the store. A second call does nothing."""

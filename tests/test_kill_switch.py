@@ -156,7 +156,7 @@ class TestEverywhere:
             eventually(lambda: other.switch.setting.word == "off")
             assert allowed(other) == [True] * 3
             assert other.switch.setting == limiter.switch.setting
-            assert other.switch.setting.source == other.switch.records.name
+            assert other.switch.setting.source == other.overrides.records.name
             limiter.switch.set("on")
             eventually(lambda: not allowed(other)[0])
 

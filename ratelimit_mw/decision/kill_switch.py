@@ -12,7 +12,6 @@ from ratelimit_mw.model import SECOND, Charge
 from ratelimit_mw.reload.controls import SWITCH_RECORD, SWITCH_WORDS, Setting, in_seconds, in_thread, key_of
 from ratelimit_mw.reload.watcher import Retriever
 from ratelimit_mw.rules.compiled import BLOCKED
-from ratelimit_mw.stores.base import Records
 
 SWITCH = "RATELIMIT_MW"
 """The environment variable: `off` admits all requests uncounted, `shadow` counts all requests and denies none."""
@@ -118,11 +117,6 @@ class Switch:
         self._clock = clock or SystemClock()
 
     @property
-    def records(self) -> Records:
-        """The records in the storage that keep the setting."""
-        return self._retriever.controls.records
-
-    @property
     def setting(self) -> Setting:
         """The setting in force in this process, as last read. Does not access the storage."""
         return self._switch.setting
@@ -151,11 +145,12 @@ class Switch:
             raise ValueError("on takes no duration: give off or shadow a duration instead")
         until = None if duration is None else self._clock.now() / SECOND + in_seconds(duration)
         setting = Setting(word, until, comment, author, time.time())
+        records = self._retriever.controls.records
         for part in self._retriever.rules.parts:
             if word == "on":
-                self.records.write(key_of(part.domain), {}, [SWITCH_RECORD])
+                records.write(key_of(part.domain), {}, [SWITCH_RECORD])
             else:
-                self.records.write(key_of(part.domain), {SWITCH_RECORD: setting.text()})
+                records.write(key_of(part.domain), {SWITCH_RECORD: setting.text()})
         return self.kept()
 
     aset, akept = in_thread(set), in_thread(kept)  # noqa: A003  the method is meant

@@ -124,12 +124,6 @@ _TAKEN = (
 """Headers that have another meaning, in lower case."""
 
 
-def _check(response: Values, problems: Problems) -> None:
-    """Report names of headers that are never sent."""
-    if response[_HEADER_NAMES] != HeaderNames() and "x-ratelimit" not in response[_HEADERS]:
-        problems.add(response.place("header_names"), "is never used: headers does not have x-ratelimit")
-
-
 def _check_names(names: Values, problems: Problems) -> None:
     """Report names of headers that have another meaning, or are used twice."""
     used: dict[str, str] = {}
@@ -209,7 +203,6 @@ RESPONSE: Word[ResponseSettings] = section_word(
         (_STATUS, _HEADERS, _HEADER_NAMES, _RESET, _BODY, _MESSAGE, _DOCUMENTATION_URL, _HANDLER),
         make=ResponseSettings,
         example="for example {status: 429, body: json}",
-        check=_check,
     ),
 )
 
