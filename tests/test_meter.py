@@ -44,18 +44,18 @@ def test_what_asks_alone_is_no_load():
     time = Time()
     idle = meter(time, capacity=4)
     assert idle.load() == 0.0
-    idle.arrived(100)
+    idle.arrived(100, object())
     assert after(idle, time) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_requests_in_flight_are_a_load_by_the_capacity():
     time = Time()
     busy = meter(time, capacity=4)
-    for _ in range(3):
-        busy.arrived(100)
+    for number in range(3):
+        busy.arrived(100, number)
     assert after(busy, time) == pytest.approx(0.5, abs=1e-3)
-    busy.left()
-    busy.left()
+    busy.left(0)
+    busy.left(1)
     assert after(busy, time) == pytest.approx(0.0, abs=1e-3)
 
 
@@ -63,7 +63,7 @@ def test_the_shell_says_what_is_usual_where_the_rules_do_not():
     time = Time()
     busy = meter(time)
     for _ in range(3):
-        busy.arrived(8)
+        busy.arrived(8, object())
     assert after(busy, time) == pytest.approx(0.25, abs=1e-3)
 
 
@@ -79,8 +79,8 @@ def test_between_two_looks_the_load_is_remembered():
     time = Time()
     busy = meter(time, capacity=1)
     assert busy.load() == 0.0
-    busy.arrived(1)
-    busy.arrived(1)
+    busy.arrived(1, object())
+    busy.arrived(1, object())
     assert after(busy, time, 0.05) == 0.0
     assert 0.0 < after(busy, time, 0.06) < 1.0
 
@@ -89,15 +89,15 @@ def test_pressure_is_felt_before_the_load_is_sure_and_is_left_slowly():
     time = Time()
     busy = meter(time, capacity=1)
     assert busy.pressure() == 0.0
-    for _ in range(9):
-        busy.arrived(1)
+    for number in range(9):
+        busy.arrived(1, number)
     time.now += 0.5
     assert 0.7 < busy.pressure() < 1.0
     assert busy.load() < 0.5
     time.now += 5
     full = busy.pressure()
-    for _ in range(9):
-        busy.left()
+    for number in range(9):
+        busy.left(number)
     time.now += 10
     assert busy.pressure() == pytest.approx(full - 0.2)
     assert busy.load() == pytest.approx(0.0, abs=1e-3)
@@ -107,7 +107,7 @@ def test_a_loop_that_is_held_up_is_a_load():
     async def main():
         hours, loop = Time(), Loop()
         lagging = meter(hours)
-        lagging.arrived(100)
+        lagging.arrived(100, object())
         lagging.watch(loop)
         lagging.watch(loop)
         for _ in range(3):
@@ -128,7 +128,7 @@ def test_nobody_looks_at_a_loop_to_which_no_requests_come():
     async def main():
         hours = Time()
         idle, loop = meter(hours), Loop()
-        idle.arrived(100)
+        idle.arrived(100, object())
         idle.watch(loop)
         hours.now += 60
         wake, loop.wake = loop.wake, None
@@ -237,10 +237,10 @@ def test_where_there_are_no_control_groups_the_process_s_own_time_tells(tmp_path
 def test_a_child_of_a_fork_has_no_requests_in_flight():
     parent = meter(Time(), capacity=1)
     for _ in range(5):
-        parent.arrived(1)
+        parent.arrived(1, object())
 
     def work():
-        parent.arrived(1)
+        parent.arrived(1, object())
         return parent.in_flight
 
     assert in_child(work) == 1

@@ -393,7 +393,7 @@ class Engine:
         """Log and count denials, bans and shed requests as if there were none before. For tests."""
         self._denials.lines.reset()
         self.tally.reset()
-        self.storage.bans.lines.reset()
+        self.storage.ban_lines.reset()
         self.planner.shedder.reset()
 
     def without_store(self, charges: Sequence[Charge], commit: bool, started: float = 0.0) -> Verdict:

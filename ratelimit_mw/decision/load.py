@@ -256,23 +256,20 @@ class Meter:
         """Reset in the child of a fork: the requests in flight belong to the parent."""
         self._here = set()
 
-    def arrived(self, capacity: int, request: object | None = None) -> None:
+    def arrived(self, capacity: int, request: object) -> None:
         """Count a request that has come to a middleware.
 
         Args:
             capacity: the number of requests in flight that is a full load, unless `load: {capacity:}` is set.
             request: identifies the request, so that `left` may be called twice for it after an interruption.
         """
-        self._here.add(object() if request is None else request)
+        self._here.add(request)
         self._capacity = self.settings.capacity or capacity
         self._asked_at = self.clock()
 
-    def left(self, request: object | None = None) -> None:
-        """Stop counting a request whose response has ended. Without `request`, any one request is meant."""
-        if request is not None:
-            self._here.discard(request)
-        elif self._here:
-            self._here.pop()
+    def left(self, request: object) -> None:
+        """Stop counting a request whose response has ended."""
+        self._here.discard(request)
 
     @property
     def in_flight(self) -> int:

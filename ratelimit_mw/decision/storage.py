@@ -1,8 +1,7 @@
 """The stores of a limiter with their wrappers.
 
-* `Storage` opens, wraps and closes the stores.
+* `Storage` opens, wraps and closes the stores, and counts and logs bans.
 * `InFlight` renews the concurrent places of requests in flight.
-* `BanLog` counts and logs bans.
 """
 
 import time
@@ -169,38 +168,6 @@ _MAX_LINES = 10
 """How many bans of one rule are logged in a minute. The next line after that says how many were omitted."""
 
 
-class BanLog:
-    """Counts and logs each ban that begins, with its client as a hash."""
-
-    def __init__(self, secret: str, tally: Tally) -> None:
-        self._secret = secret
-        self._tally = tally
-        self.lines = LineLimit()
-        """How many lines there may be, by the name of a rule."""
-
-    def begun(self, ask: Ask, lasts: int, now: int) -> None:
-        """Log that a ban has begun.
-
-        Args:
-            ask: the counter whose denials led to the ban.
-            lasts: the duration in microseconds.
-            now: the time in microseconds.
-        """
-        stem, _, identity = ask.key.partition("{")
-        domain, rule = map(unquote, stem.split(":")[:2])
-        self._tally.banned(domain, rule, enforced=not ask.shadow)
-        omitted = self.lines.omitted(rule, _MAX_LINES, now)
-        if omitted is not None:
-            logger.warning(
-                "rule %s %s client %s for %s%s",
-                rule,
-                "would have banned" if ask.shadow else "bans",
-                digester(self._secret, domain)(identity),
-                spell_duration(lasts),
-                f"; {omitted} more bans were not logged" if omitted else "",
-            )
-
-
 class Storage:
     """The two stores of a limiter: `store` decides, and `local` replaces it for rules with `on_error: local`.
 
@@ -226,22 +193,45 @@ class Storage:
         self._domain = rules.parts[0].domain
         self.tally = Tally()
         """Counts what the limiter does."""
-        self.bans = BanLog(rules.client.secret, self.tally)
+        self.ban_lines = LineLimit()
+        """How many lines about bans there may be, by the name of a rule."""
+        self._secret = rules.client.secret
         self._server = _opened(replace(settings, url=self.url, trial=rules.asking or ""), given, clock)
         if self._server.decides is not (rules.asking is not None):
             raise ConfigurationError([_MISFIT])
         self.tally.store = self.url.partition(":")[0] if self._owned else type(self._server).__name__
         self.tally.counters = self._counters
         self.tally.late = lambda: self._server.late_requests
-        begun = self.bans.begun
-        self._stack = Stack(self._server, clock, begun, interval=settings.interval, cached=self._owned)
-        self._local = Stack(MemoryStore(max_counters=settings.max_counters, clock=clock), clock, begun)
+        self._stack = Stack(self._server, clock, self._ban_began, interval=settings.interval, cached=self._owned)
+        self._local = Stack(MemoryStore(max_counters=settings.max_counters, clock=clock), clock, self._ban_began)
         self.wrap_for(rules)
         self.in_flight = InFlight(self.store, clock)
         self.in_flight_here = InFlight(self.local, clock)
 
     def _counters(self) -> int | None:
         return len(self._server) if isinstance(self._server, MemoryStore) else None
+
+    def _ban_began(self, ask: Ask, lasts: int, now: int) -> None:
+        """Count and log a ban, with its client as a hash.
+
+        Args:
+            ask: the counter whose denials led to the ban.
+            lasts: the duration in microseconds.
+            now: the time in microseconds.
+        """
+        stem, _, identity = ask.key.partition("{")
+        domain, rule = map(unquote, stem.split(":")[:2])
+        self.tally.banned(domain, rule, enforced=not ask.shadow)
+        omitted = self.ban_lines.omitted(rule, _MAX_LINES, now)
+        if omitted is not None:
+            logger.warning(
+                "rule %s %s client %s for %s%s",
+                rule,
+                "would have banned" if ask.shadow else "bans",
+                digester(self._secret, domain)(identity),
+                spell_duration(lasts),
+                f"; {omitted} more bans were not logged" if omitted else "",
+            )
 
     def wrap_for(self, rules: Rules) -> None:
         """Wrap the stores with what `rules` need: bans, leases and shards. Called again after each reload."""
