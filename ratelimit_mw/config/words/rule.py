@@ -100,7 +100,7 @@ def compile_rule(  # noqa: PLR0917 - each argument is needed
         by=rule[BY],
         identifiers=compile_by(rule, match.templates, attributes, problems),
         keys=tuple([key for key, _ in counters]),
-        limits=_shared([quota for _, quota in counters]),
+        limits=tuple([quota for _, quota in counters]),
         tiers=tiers,
         cost=rule[COST].fixed,
         read_cost=compile_cost(rule, attributes, problems) if rule.differs(COST) else None,
@@ -143,33 +143,20 @@ def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tupl
     sliced = f"/{buckets}" if ALGORITHMS[rule[ALGORITHM]].has_buckets and buckets != DEFAULT_BUCKETS else ""
     sharded = f"x{rule[SHARDS]}" if rule[SHARDS] > 1 else ""
     prefix = f"{key_of_domain(domain)}:{escaped(rule[NAME])}:"
-    quotas = _shared([_quota(rule, window, prefix) for window, _ in limits])
-    keys: list[str] = []
-    for quota, (window, _) in zip(quotas, limits, strict=True):
+    counters: list[Counter] = []
+    for window, _ in limits:
+        quota = _quota(rule, window, prefix)
         code = f"{ALGORITHMS[quota.algorithm].code}{_period_code(quota.period)}"
         spread = sliced + sharded if window.period else ""
         # The braces are a hash tag of Redis Cluster: all counters of one identity are in one slot.
-        keys.append(f"{prefix}{code}{spread}:{{")
-    return tuple(zip(keys, quotas, strict=True))
-
-
-def _shared(quotas: Sequence[Quota]) -> tuple[Quota, ...]:
-    """Return the same objects for all equal quotas. Most rules of a file have one of a few limits."""
-    first = tuple([_first_equal(quota, quota.elastic) for quota in quotas])
-    return _first_equal_list(first, tuple([quota.elastic for quota in first]))
-
-
-# `elastic` is an argument of its own, because the comparison of quotas leaves it out.
+        counters.append((f"{prefix}{code}{spread}:{{", _first_equal(quota, quota.elastic)))
+    return tuple(counters)
 
 
 @lru_cache(maxsize=1024)
 def _first_equal(quota: Quota, _elastic: Elastic | None) -> Quota:
-    return quota
-
-
-@lru_cache(maxsize=1024)
-def _first_equal_list(quotas: tuple[Quota, ...], _elastic: tuple[Elastic | None, ...]) -> tuple[Quota, ...]:
-    return quotas
+    """Return the same object for all equal quotas. Most rules of a file have one of a few limits."""
+    return quota  # `elastic` is an argument of its own, because the comparison of quotas leaves it out
 
 
 def _period_code(period: int) -> str:
