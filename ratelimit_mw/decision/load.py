@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from math import exp, inf
+from math import exp
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
@@ -92,21 +92,12 @@ BANDS: dict[Priority, Band] = {"low": (0.7, 0.85), "normal": (0.9, 1.0), "critic
 never reached."""
 
 
-class Pressure(NamedTuple):
-    """The recent peak of the load, from 0 to 1, and the time in seconds for which it was calculated."""
+def pressure_after(before: float, load: float, elapsed: float) -> float:
+    """The pressure (the recent peak of the load, from 0 to 1), if it was `before` and `elapsed` seconds have passed.
 
-    level: float
-    at: float
-
-
-NONE = Pressure(0.0, -inf)
-"""The pressure before the load was first measured."""
-
-
-def pressure_after(before: Pressure, load: float, now: float) -> Pressure:
-    """The pressure at `now` under `load`. It rises with the load at once and falls by `EASES` per second."""
-    at = max(now, before.at)
-    return Pressure(max(load, before.level - EASES * (at - before.at), 0.0), at)
+    It rises with the load at once and falls by `EASES` per second. A clock that steps back eases nothing.
+    """
+    return max(load, before - EASES * max(elapsed, 0.0), 0.0)
 
 
 def share_shed(level: float, band: Band) -> float:
@@ -240,7 +231,7 @@ class Meter:
         self.processor = Processor()
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._openings: dict[float, Opening] = {}
-        self._pressure = NONE
+        self._pressure = self._pressed_at = 0.0
         self._looked_at = -_EVERY
         self._asked_at = 0.0
         self._load: float | None = None
@@ -314,8 +305,10 @@ class Meter:
     def pressure(self) -> float:
         """The recent peak of the load, from 0 to 1. It decides which requests are shed."""
         self.load()
-        self._pressure = pressure = pressure_after(self._pressure, self._brisk, self.clock())
-        return pressure.level
+        now = self.clock()
+        self._pressure = pressure_after(self._pressure, self._brisk, now - self._pressed_at)
+        self._pressed_at = max(now, self._pressed_at)
+        return self._pressure
 
     def stretched(self, charges: Sequence[Charge]) -> Sequence[Charge]:
         """`charges` with each elastic quota replaced by the one that the current load permits."""
