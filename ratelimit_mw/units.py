@@ -1,4 +1,4 @@
-"""Units of time: the one grammar of durations, and how a duration is written in messages.
+"""Units: the one grammar of durations and that of sizes, and how a duration is written in messages.
 
 Inside the package a duration is a whole number of microseconds. A rules file writes `500ms`, `2 seconds`, `1h`, `1 day`
 or `minute`, and every word that takes a duration reads it with `parse_duration`.
@@ -80,6 +80,19 @@ def parse_duration(text: str) -> int:
     if not duration:
         raise Invalid("the duration is zero", "the number before the unit must be above 0")
     return duration
+
+
+_SIZE = re.compile(r"([0-9]{1,9})\s*(?:([KMG])i?)?B?", re.IGNORECASE)
+_PREFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int | None:
+    """Return a size in bytes, such as "64KiB" or "64MB". With and without the i, a prefix is a power of 1024.
+
+    None if the text is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    return None if match is None else int(match[1]) * _PREFIXES[(match[2] or "").upper()]
 
 
 def unit_of(word: str) -> int:

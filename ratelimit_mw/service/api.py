@@ -71,9 +71,6 @@ def probes(service: Service) -> list[Route]:
     return [Route("/livez", alive), Route("/readyz", ready)]
 
 
-_TOO_LONG = [f"the body is longer than {MAX_BODY} bytes"], 413, "body_too_long"
-
-
 async def read_body(request: Request) -> bytes:
     """Return the body of a request.
 
@@ -82,9 +79,6 @@ async def read_body(request: Request) -> bytes:
             `_MOST_DISCARDED` bytes, the rest of it is not read.
         ClientDisconnect: The client has left.
     """
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > _MOST_DISCARDED:
-        raise BadRequest(*_TOO_LONG)
     parts, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_WITHIN):
@@ -97,7 +91,7 @@ async def read_body(request: Request) -> bytes:
     except TimeoutError:
         raise BadRequest(["the body took too long"], 408, "slow_body") from None
     if size > MAX_BODY:
-        raise BadRequest(*_TOO_LONG)
+        raise BadRequest([f"the body is longer than {MAX_BODY} bytes"], 413, "body_too_long")
     return bytes(parts)
 
 
@@ -250,9 +244,8 @@ def refused_caller(service: Service, request: Request, right: Right) -> Response
     authorization = request.headers.get("authorization")
     if access.allows(right, authorization):
         return None
-    service.refuse("unauthorized")
     peer = request.client.host if request.client is not None else "unix"
-    service.warn(f"unauthorized {right}", "a caller at %s was refused: this needs a token for %r", peer, right)
+    service.refuse("unauthorized", "a caller at %s was refused: this needs a token for %r", peer, right)
     if access.allows("check", authorization):
         return JSONResponse({"problems": ["this needs an admin token"]}, 403)
     challenge = {"WWW-Authenticate": "Bearer"}

@@ -87,8 +87,7 @@ class GrpcServer:
         service = self._service
         service.asked["ShouldRateLimit"] += 1
         if service.access.by_token and not service.access.allows("check", _authorization(context)):
-            service.refuse("no valid token")
-            service.warn("no valid token", "a caller at %s was refused: gRPC needs a token", _peer(context))
+            service.refuse("no valid token", "a caller at %s was refused: gRPC needs a token", _peer(context))
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid token is required")
         left: Any = context.time_remaining()  # None without a deadline: the types do not know it
         if (left is not None and left <= 0) or context.cancelled():  # its client no longer waits: it is not charged

@@ -235,8 +235,7 @@ class _Runner:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             if ports.are_exhausted():  # the loop then closes new connections without a line, and no file can be read
-                self._service.refuse("no_descriptors")
-                self._service.warn("no_descriptors", "new connections are closed, because no descriptors are left")
+                self._service.refuse("no_descriptors", "new connections are closed, because no descriptors are left")
                 continue
             for each in self._files:
                 each.look()
@@ -332,8 +331,9 @@ class _HttpProtocol(HttpToolsProtocol):
         self._beside_body = 0
         self._look_again = self.loop.call_later(_FIRST_HEAD, self._look, None)
         if len(self.connections) > self.service.settings.max_connections:
-            self.service.refuse("too_many_connections")
-            self.service.warn("too_many_connections", "a connection was closed: the port has --max-connections of them")
+            self.service.refuse(
+                "too_many_connections", "a connection was closed: the port has --max-connections of them"
+            )
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -372,9 +372,7 @@ class _HttpProtocol(HttpToolsProtocol):
             self._look_again = self.loop.call_later(_NEXT_HEAD, self._look, self.cycle)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  of uvicorn
-        service = self.service
-        service.refuse("malformed_http")
-        service.warn("malformed_http", "a caller of --http or --admin sent an invalid or too long HTTP request")
+        self.service.refuse("malformed_http", "a caller of --http or --admin sent an invalid or too long HTTP request")
         self.transport.write(_DENIAL)
         self.transport.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, near, quoted
-from ratelimit_mw.units import SECOND, parse_duration
+from ratelimit_mw.units import SECOND, parse_duration, parse_size
 
 DEFAULT_HOST = "127.0.0.1"
 OFF = "off"
@@ -53,8 +53,6 @@ class Address(NamedTuple):
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9a-fA-F:.]+\]|[^:\[\]\s]+):)?(?P<port>[0-9]{1,5})")
 _LAST_PORT = 65535
-_SIZE = re.compile(r"([0-9]{1,9})\s*(B|KiB|MiB|kB|MB)?", re.IGNORECASE)
-_SIZES = {"b": 1, "kib": 1024, "mib": 1024**2, "kb": 1000, "mb": 1000**2}
 _SMALLEST_MESSAGE = 1024
 _LARGEST_MESSAGE = 64 * 1024**2
 
@@ -88,9 +86,8 @@ def _age(text: str) -> float:
 
 
 def _message_size(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
-    size = 0 if match is None else int(match[1]) * _SIZES[(match[2] or "B").lower()]
-    if not _SMALLEST_MESSAGE <= size <= _LARGEST_MESSAGE:
+    size = parse_size(text)
+    if size is None or not _SMALLEST_MESSAGE <= size <= _LARGEST_MESSAGE:
         raise ValueError(f"{quoted(text)} is not a size from 1KiB to 64MiB")
     return size
 

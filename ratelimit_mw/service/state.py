@@ -67,9 +67,11 @@ class Service:
         """True if a load balancer may send requests."""
         return self.started and not self.draining
 
-    def refuse(self, reason: str) -> None:
-        """Count a refused request, by a constant reason such as "message too long"."""
+    def refuse(self, reason: str, message: str = "", *arguments: object) -> None:
+        """Count a refused request, by a constant reason such as "message too long". With a message, `warn` of it."""
         self.refused[reason] += 1
+        if message:
+            self.warn(reason, message, *arguments)
 
     def warn(self, subject: str, message: str, *arguments: object) -> None:
         """Log what callers can cause, at most ten times a minute.
@@ -85,5 +87,4 @@ class Service:
             logger.warning("%s%s", message % arguments, more)
 
     def _refuse_handshake(self, reason: str) -> None:
-        self.refuse("tls_handshake")
-        self.warn("tls_handshake", "a caller of --http or --admin was refused in its TLS handshake: %s", reason)
+        self.refuse("tls_handshake", "a caller of --http or --admin was refused in its TLS handshake: %s", reason)

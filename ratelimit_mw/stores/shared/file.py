@@ -14,7 +14,6 @@ fill the disk.
 
 import errno
 import os
-import re
 import secrets
 import stat
 import tempfile
@@ -35,6 +34,7 @@ import lmdb
 
 from ratelimit_mw.errors import NameTaken, PermanentFault, StoreUnavailable
 from ratelimit_mw.logs import logger
+from ratelimit_mw.units import parse_size
 
 DEFAULT_SIZE = 256 << 20
 """The size of the map in bytes. A counter takes about 106 bytes, so it holds the default of a million counters."""
@@ -48,8 +48,6 @@ FREE = 512 << 10
 _MIN_SIZE = 1 << 20
 _MAX_SIZE = 1 << 40
 _GRANULE = 1 << 16  # a multiple of the page size of all systems
-_SIZE = re.compile(r"(\d{1,9})([KMG]B?)?", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MODES = {"600": 0o600, "660": 0o660}
 _MAX_NAME = 150  # bytes; the names of files end with more
 _MEMORY = Path("/dev/shm")  # noqa: S108  the files in it are checked before they are used
@@ -109,9 +107,8 @@ class Location(NamedTuple):
 
 def _size(text: str) -> int | None:
     """The size in bytes, rounded up to whole pages. None if it is out of range."""
-    match = _SIZE.fullmatch(text)
-    size = int(match[1]) * _FACTORS[(match[2] or "")[:1].upper()] if match else 0
-    return -(-size // _GRANULE) * _GRANULE if _MIN_SIZE <= size <= _MAX_SIZE else None
+    size = parse_size(text)
+    return None if size is None or not _MIN_SIZE <= size <= _MAX_SIZE else -(-size // _GRANULE) * _GRANULE
 
 
 def _folder() -> Path:

@@ -23,7 +23,7 @@ import lmdb
 
 from ratelimit_mw.clock import Clock, SystemClock
 from ratelimit_mw.errors import CounterError, Late, NameTaken, StoreUnavailable
-from ratelimit_mw.logs import logger
+from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
 from ratelimit_mw.stores.base import DECIDE, Decider, ReplyFields, Store, StoreRequest
@@ -50,7 +50,6 @@ _DAMAGED = (
     lmdb.VersionMismatchError,
 )
 _FORK = 1.0  # seconds that a fork waits for the lock
-_MINUTE = 60.0  # seconds between two lines of a log
 
 
 class Handle:
@@ -294,7 +293,7 @@ class SharedStore(Store):
         self._timeout = timeout
         self._now = (clock or SystemClock()).now
         self._handle: Handle | None = None
-        self._logged: dict[type[StoreUnavailable], float] = {}
+        self._lines = LineLimit()
         self._alone = MemoryStore(max_counters=max_counters, clock=clock)
         self._breaker = Breaker(location.path)
         self._asked = Questions(self._now).of
@@ -425,9 +424,7 @@ class SharedStore(Store):
         """
         path, taken = self.location.path, isinstance(error, NameTaken)
         if taken or isinstance(error, CounterError):
-            now = time.monotonic()
-            if now >= self._logged.get(type(error), now):
-                self._logged[type(error)] = now + _MINUTE
+            if self._lines.omitted(type(error).__name__, 1, time.monotonic_ns() // 1_000) is not None:
                 if isinstance(error, NameTaken):
                     logger.error("store %s (%s): this process counts for itself: %s", path, error, error.remedy)
                 else:
