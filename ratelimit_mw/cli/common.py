@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -285,8 +285,12 @@ _STORE_TIMEOUT = 2.0
 """The seconds that a command waits for the store. It may wait longer than an app, because no request depends on it."""
 
 
-def open_limiter(config: str, storage: str | None) -> RateLimiter:
-    """Return a limiter with these rules and the run-time overrides. End the command if the rules cannot be used."""
+@contextmanager
+def open_limiter(config: str, storage: str | None) -> Iterator[RateLimiter]:
+    """Yield a limiter with these rules and the run-time overrides, and close it afterwards.
+
+    End the command if the rules cannot be used, or the store does not answer within the block.
+    """
     try:
         limiter = RateLimiter(config, storage=storage)
     except ConfigurationError as error:
@@ -304,7 +308,11 @@ def open_limiter(config: str, storage: str | None) -> RateLimiter:
     # Without the overrides, the command still works. It reports an unavailable store when it reads the counters.
     with suppress(StoreUnavailable, ConfigurationError):
         limiter.reload()
-    return limiter
+    with limiter:
+        try:
+            yield limiter
+        except StoreUnavailable as error:
+            fail_without_store(error)
 
 
 def shared_store(rules: Rules, storage: str | None) -> Store:

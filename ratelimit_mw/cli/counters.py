@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -25,7 +25,6 @@ from ratelimit_mw.cli.common import (
     User,
     attributes,
     fail,
-    fail_without_store,
     open_limiter,
     require_known,
     say_list,
@@ -35,7 +34,7 @@ from ratelimit_mw.cli.common import (
 )
 from ratelimit_mw.cli.watch import watch
 from ratelimit_mw.decision.explanation import seconds
-from ratelimit_mw.errors import StoreUnavailable, nearest
+from ratelimit_mw.errors import nearest
 from ratelimit_mw.foresight.wording import counted
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
@@ -156,23 +155,12 @@ def _identities(rules: Rules, rule: CompiledRule, client: Mapping[str, str]) -> 
     return list(found)
 
 
-def stems(index: CounterIndex, rule: str | None) -> list[str]:
-    """Return the prefixes of the keys of a rule's counters, or of all rules if `rule` is None.
-
-    They also match the counters of earlier limits of the rule.
-    """
+def keys_of(store: Store, index: CounterIndex, rule: str | None) -> Iterator[str]:
+    """Return the keys of a rule's counters, those of earlier limits included. If `rule` is None, those of all rules."""
     names = index.names() if rule is None else [rule]
     # A key is domain:rule:algorithm and window:{identity}. The prefix ends after the rule.
-    return list(dict.fromkeys(key.rsplit(":", 2)[0] + ":" for name in names for key in index.prefixes(name)))
-
-
-def scanned(store: Store, prefixes: Iterable[str]) -> Iterator[str]:
-    """Yield every key that begins with one of these prefixes. End the command if the store does not answer."""
-    try:
-        for prefix in prefixes:
-            yield from store.keys(prefix)
-    except StoreUnavailable as error:
-        fail_without_store(error)
+    prefixes = dict.fromkeys(key.rsplit(":", 2)[0] + ":" for name in names for key in index.prefixes(name))
+    return chain.from_iterable(map(store.keys, prefixes))
 
 
 def read(store: Store, index: CounterIndex, keys: Iterable[str]) -> Iterator[CounterRow]:
@@ -223,7 +211,7 @@ def show(
     """
     client = attributes(ip, user, tier, attribute)
     with _opened(config, storage) as (rules, index, store):
-        keys = chosen(index, rules, rule, client) if client else scanned(store, stems(index, rule))
+        keys = chosen(index, rules, rule, client) if client else keys_of(store, index, rule)
         found = read(store, index, keys)
         shown = (each for each in found if (each.used and each.reset_after) or not is_preflight_key(each.key))
         _print_fullest(shown, most, as_json=as_json)
@@ -279,7 +267,7 @@ def top(
     if denied:
         fail("--denied needs --watch", Exit.USAGE)
     with _opened(config, storage) as (_, index, store):
-        _print_fullest(read(store, index, scanned(store, stems(index, None))), most, as_json=as_json)
+        _print_fullest(read(store, index, keys_of(store, index, None)), most, as_json=as_json)
 
 
 _RESET_BATCH = 200
@@ -310,7 +298,7 @@ def reset(
         if rule is not None and client:
             keys = chosen(index, rules, rule, client)
         else:
-            keys = list(scanned(store, stems(index, rule)))
+            keys = list(keys_of(store, index, rule))
             if keys and not yes:
                 whose = repr(rule) if rule else "all rules"
                 typer.confirm(f"Reset {len(keys)} counters of {whose}?", abort=True, err=True)

@@ -50,7 +50,7 @@ Author = Annotated[str | None, typer.Option("--author", help="Who makes the chan
 
 @contextmanager
 def shared(config: str, storage: str | None, what: str, instead: str = "") -> Iterator[RateLimiter]:
-    """Yield a limiter whose records other processes can read. If there is none, or it fails, end the command.
+    """Yield a limiter whose records other processes can read. If there is none, end the command.
 
     If there is none, the error begins with `what` and ends with `instead`.
     """
@@ -65,8 +65,6 @@ def shared(config: str, storage: str | None, what: str, instead: str = "") -> It
             yield limiter
         except ValueError as error:
             fail(str(error), Exit.USAGE)
-        except StoreUnavailable as error:
-            fail_without_store(error)
 
 
 def author_of(option: str | None) -> str:

@@ -21,7 +21,6 @@ from ratelimit_mw.cli.common import (
     Json,
     Storage,
     fail,
-    fail_without_store,
     moment,
     open_limiter,
     say_result,
@@ -29,7 +28,7 @@ from ratelimit_mw.cli.common import (
 )
 from ratelimit_mw.deferral import deferrals_of
 from ratelimit_mw.deferral.queue import DeferredStatus
-from ratelimit_mw.errors import ConfigurationError, StoreUnavailable
+from ratelimit_mw.errors import ConfigurationError
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import SECOND
 
@@ -46,7 +45,7 @@ app = typer.Typer(
 
 @contextmanager
 def deferring(config: str, storage: str | None) -> Iterator[RateLimiter]:
-    """Yield a limiter whose rules defer requests. End the command if no rule defers, or the queue does not answer."""
+    """Yield a limiter whose rules defer requests. End the command if no rule defers."""
     with open_limiter(config, storage) as limiter:
         try:
             limiter.require(deferrals_of(limiter).require)
@@ -54,10 +53,7 @@ def deferring(config: str, storage: str | None) -> Iterator[RateLimiter]:
             fail(f"{config}: {error}", Exit.USAGE)
         if not limiter.rules.deferring:
             fail(f"{config}: no rule says on_limit: defer", Exit.USAGE)
-        try:
-            yield limiter
-        except StoreUnavailable as error:
-            fail_without_store(error, "the queue")
+        yield limiter
 
 
 @app.command("list")

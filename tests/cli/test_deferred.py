@@ -63,4 +63,4 @@ def test_parked_requests_are_listed_and_queued_again(run, any_server):
 def test_a_queue_that_is_away_is_said(run):
     Path("ratelimits.yaml").write_text(RULES)
     code, _, error = run("deferred", "list", "--storage", NOWHERE)
-    assert (code, "the queue does not answer" in error) == (3, True)
+    assert (code, "the store does not answer" in error) == (3, True)
