@@ -1,5 +1,6 @@
 """Makes the plan of a request: the counters to ask in one store call, each with its rule."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,12 +12,12 @@ from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.kill_switch import KillSwitch
 from ratelimit_mw.decision.load import Meter
 from ratelimit_mw.decision.shedding import Shedder, WouldShed
-from ratelimit_mw.decision.verdict import Conclusion, ServiceVerdict, Terms, Verdict, fields_of, only_policy, terms_of
+from ratelimit_mw.decision.verdict import Conclusion, ServiceVerdict, Verdict, fields_of, only_policy, terms_of
 from ratelimit_mw.identity.address import ClientAddress, canonical
 from ratelimit_mw.identity.http_request import RequestHead
 from ratelimit_mw.identity.request import Arguments, Request
 from ratelimit_mw.logs import Once, logger
-from ratelimit_mw.model import SECOND, Ask, Charge, Decision
+from ratelimit_mw.model import SECOND, Ask, Charge, Decision, Row
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
@@ -46,7 +47,7 @@ class Shape:
 
     With many clients, their plans are not in the cache of the processor, and this is. When the first such plan is
     executed, the engine sets `place` and `decide`, and then `passes`, which counts the requests that all rules allow,
-    and `passes_alone`.
+    and `brief_passes`.
 
     Args:
         charges: The charges of such a plan.
@@ -55,7 +56,7 @@ class Shape:
         plain: Whether the outcomes are those of the asks.
     """
 
-    __slots__ = ("decide", "direct", "held", "passes", "passes_alone", "place", "plain", "shadows", "single", "terms")
+    __slots__ = ("brief", "brief_passes", "decide", "direct", "held", "passes", "place", "shadows", "terms")
 
     def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
         shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
@@ -64,20 +65,27 @@ class Shape:
         self.decide: Any = None
         """Decides on the counters of a place, and charges them, in one step (see `Decider`). For callers that block."""
         self.passes: Passes | None = None
-        self.passes_alone: Passes | None = None
-        """The same, if the plan is `single`. Otherwise None."""
-        self.plain = plain and len(shadows) < len(charges) and not any(ask.quota.spare for _, ask in charges)
-        """Whether the outcomes are those of the asks, no limit has a spare part, and one is enforced."""
-        self.single = self.plain and len(charges) == 1 and not (charges[0].rule.hidden or charges[0].ask.quota.waits)
-        """Whether the plan is plain, and has one counter, which headers show and no request waits for."""
-        self.terms: Terms = terms_of(charges[0].rule, charges[0].ask.quota) if self.single else ("", 0, None)
-        """What is told of the only counter. The charges of a plan are not read for it."""
+        self.brief_passes: Passes | None = None
+        """The same, if the plan is `brief`. Otherwise None."""
+        special = [rule.hidden or ask.quota.spare or ask.quota.waits for rule, ask in charges]
+        self.brief = plain and len(shadows) < len(charges) and not any(special)
+        """Whether a reply that admits tells all: a counter is enforced, headers show all, and no request waits."""
+        self.terms = [terms_of(rule, ask.quota) for rule, ask in charges]
+        """What is told of each counter. The charges of a plan are not read for it."""
         self.shadows: Sequence[int] = shadows
         """The indices of the asks that are shadows."""
         self.direct = direct and bool(charges) and not any(charges[place].rule.quota_group for place in shadows)
         """Whether the plan is executed in one step."""
         self.held = [(rule, ask.quota) for rule, ask in charges]
         """The rules and the quotas, so that their identities stay their own."""
+
+    def binding(self, rows: Sequence[Row]) -> int:
+        """The index of the enforced counter with the least remaining, if all admit. Of several, the first."""
+        binding, least = 0, math.inf
+        for place, (_, remaining, _, _, _) in enumerate(rows):
+            if remaining < least and place not in self.shadows:
+                binding, least = place, remaining
+        return binding
 
 
 class Plan:
@@ -109,8 +117,10 @@ class Plan:
 
     def decision_of(self, reply: ReplyFields) -> Decision:
         """The decision for the app, of the reply that was concluded on this plan. It is what its verdict tells."""
-        now, (row,), _ = reply
-        return only_policy(fields_of(now, row, self.shape.terms))
+        now, rows, _ = reply
+        if len(rows) > 1:
+            return self.verdict_of(reply).decision
+        return only_policy(fields_of(now, rows[0], self.shape.terms[0]))
 
     def verdict_of(self, conclusion: Conclusion) -> Verdict:
         """The verdict of what was concluded on this plan."""
@@ -120,6 +130,8 @@ class Plan:
         verdict = _new(Verdict)
         verdict.charges = self.charges
         verdict.now, verdict.rows, _ = conclusion
+        if len(verdict.rows) > 1:
+            verdict.binding = self.shape.binding(verdict.rows)
         return verdict
 
 

@@ -328,7 +328,7 @@ def only_policy(fields: list[Any]) -> Decision:
 
 
 Conclusion: TypeAlias = Verdict | ReplyFields
-"""What is concluded on a request: the verdict, or the reply of the store if a `single` plan is admitted.
+"""What is concluded on a request: the verdict, or the reply of the store if a `brief` plan is admitted.
 
 `Plan.verdict_of` makes the verdict of such a reply when it is read, because most apps read none.
 """

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
+from operator import itemgetter
 
 from ratelimit_mw.algorithms.concurrency import PERIOD
 from ratelimit_mw.clock import Clock
@@ -40,6 +41,8 @@ _LONGEST = 1000
 
 _ADMITTED = Verdict((), None)
 """The verdict on each request that its counters simply admit. What they have left is of no use here."""
+
+_ALLOWED = itemgetter(0)
 
 Planned = tuple[Plan, Sequence[RuleResult], bool, int]
 """The plan of a request, the results of the rules that it asks, if one counts by an address that is unknown, and the
@@ -141,11 +144,8 @@ class Simulation:
         """
         reply = self.taken(at, plan)
         if reply is not None:
-            plain = plan.shape.plain
-            for row in reply[1]:
-                if row[4] or not (row[0] and plain):
-                    return plan.concluded(reply)
-            return _ADMITTED
+            brief = plan.shape.brief and all(map(_ALLOWED, reply[1]))
+            return _ADMITTED if brief else plan.concluded(reply)
         rules, engine = self.rules, self._engine
         if self._ends and self._ends[0][0] <= at:
             self._end_until(at)

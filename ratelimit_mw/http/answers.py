@@ -210,7 +210,12 @@ class RateFields(Generic[_Text]):
         headers = [*own]
         row: Row
         if isinstance(conclusion, tuple):
-            (now, (row,), _), (_, size, _), over = conclusion, plan.shape.terms, None
+            (now, rows, _), terms, over = conclusion, plan.shape.terms, None
+            if len(rows) == 1:
+                row, size = rows[0], terms[0][1]
+            else:
+                binding = plan.shape.binding(rows)
+                row, size = rows[binding], terms[binding][1]
         else:
             binding, charges, now = conclusion.binding, conclusion.charges, conclusion.now
             if binding >= 0 and charges[binding].rule.hidden:
