@@ -422,5 +422,22 @@ def test_a_route_that_comes_later_cannot_refund(limiter):
     app = Starlette(middleware=[Middleware(Asgi, limiter=limiter)])
     with TestClient(from_address(app, "192.0.2.1")) as client:
         app.router.routes.append(Route("/", endpoint))
-        with pytest.raises(RuntimeError, match="a route with refund_when after its start"):
+        with pytest.raises(RuntimeError, match="add the route before"):
             client.get("/")
+
+
+def test_a_route_in_an_app_that_a_function_hides_cannot_refund(limiter):
+    @in_starlette.limited("mail", refund_when=is_unauthorized)
+    async def endpoint(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("")
+
+    app = Starlette(routes=[Route("/", endpoint)])
+
+    async def around(scope, receive, send):
+        await app(scope, receive, send)
+
+    with (
+        TestClient(from_address(Asgi(around, limiter=limiter), "192.0.2.1")) as client,
+        pytest.raises(RuntimeError, match="must have the app in its attribute `app`"),
+    ):
+        client.get("/")
