@@ -135,7 +135,7 @@ class Verdict:
         outcomes = self._outcomes
         if outcomes is None:
             rows: Sequence[Any] = self.rows
-            known = len(rows) == 1 and not self.allowed  # a row that denies is an outcome
+            known = len(rows) == 1 and isinstance(rows[0], Outcome)  # mostly one that denies
             outcomes = rows if known else [row if isinstance(row, Outcome) else Outcome(*row) for row in rows]
             self._outcomes = outcomes
         return outcomes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ratelimit_mw.algorithms import NOTHING
 from ratelimit_mw.errors import VersionConflict
-from ratelimit_mw.model import Ask, Reply, Row
+from ratelimit_mw.model import Ask, Outcome, Reply, Row
 from ratelimit_mw.process_local import lazy, lock
 
 T = TypeVar("T")
@@ -60,6 +60,17 @@ It is a plain pair because one is made for each request.
 
 ReplyFields = tuple[int, Sequence[Row], int | None]
 """The fields of a `Reply`. The outcomes may be plain tuples of their fields."""
+
+_outcome: Callable[[type[Outcome], Row], Outcome] = tuple.__new__
+
+
+def complete(fields: ReplyFields) -> Reply:
+    """The reply with these fields, whose outcomes may be plain tuples."""
+    if isinstance(fields, Reply):
+        return fields
+    now, rows, only = fields
+    return Reply(now, [row if isinstance(row, Outcome) else _outcome(Outcome, row) for row in rows], only)
+
 
 Decider = tuple[Callable[[Any], ReplyFields], Callable[[Sequence[Ask]], Any]]
 """A function that decides on a request, and one that returns its argument (a true value): the place of the counters."""
@@ -110,14 +121,14 @@ class Store(ABC):
     def aask(self, request: StoreRequest) -> Coroutine[Any, Any, Reply]:
         """The awaitable twin of `ask`. It never blocks the event loop."""
 
-    def reply_to(self, request: StoreRequest) -> Awaitable[Reply]:
-        """As `aask`, for callers that only await the result. It may raise at once instead of when it is awaited.
+    def reply_to(self, request: StoreRequest) -> Awaitable[ReplyFields]:
+        """As `aask`, for callers that only await the fields. It may raise at once instead of when it is awaited.
 
         A store may return a future here, which takes less time than a coroutine.
         """
         return self.aask(request)
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[ReplyFields]:
         """As `reply_to` for these asks and `DECIDE`. `denied` is told of a denial before the caller gets the reply."""
         return tell_denials(self.reply_to((asks, DECIDE)), asks, denied)
 
@@ -181,10 +192,10 @@ class Store(ABC):
         return self.ask((asks, Intent(charged_at=instead_of, insist=True))).now
 
 
-async def tell_denials(reply: Awaitable[Reply], asks: Sequence[Ask], denied: Denied) -> Reply:
+async def tell_denials(reply: Awaitable[ReplyFields], asks: Sequence[Ask], denied: Denied) -> ReplyFields:
     """Wait for the reply to these asks, which the store has not begun, and tell `denied` if one of them is denied."""
     asked_at = time.monotonic_ns() // 1000
-    answer = await reply
+    answer = complete(await reply)
     if not all(outcome.allowed for outcome in answer.outcomes):
         denied(asks, asked_at, answer)
     return answer
@@ -278,7 +289,7 @@ class Wrapper(Store):
         """See `Store`."""
         return self._carried_out(self.asked(request))
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[ReplyFields]:
         """See `Store`. A request that is passed on as it is takes no coroutine here. A reply of `asked` is not told."""
         plan = self.asked((asks, DECIDE))
         if type(plan) is tuple and plan[1] is None:
@@ -291,7 +302,7 @@ class Wrapper(Store):
             return plan
         if isinstance(plan, tuple):
             asked, note = plan
-            reply = await self.beneath.reply_to(asked)
+            reply = complete(await self.beneath.reply_to(asked))
             return reply if note is None else self.answered(asked, note, reply)
         return await adrive(self.beneath, plan)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, Call, Decider, Store, StoreRequest, Wrapper, forget_request
+from ratelimit_mw.stores.base import DECIDE, Call, Decider, ReplyFields, Store, StoreRequest, Wrapper, forget_request
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -234,7 +234,7 @@ class DenyCache(Wrapper):
         self._denials: LRU[str, _KnownDenial] = LRU(most)
         self._offset = 0
 
-    def reply_to(self, request: StoreRequest) -> Awaitable[Reply]:
+    def reply_to(self, request: StoreRequest) -> Awaitable[ReplyFields]:
         """See `Store`. If no cached denial is certain, this takes no coroutine here."""
         asks, intent = request
         if intent is not DECIDE or self._clock:

@@ -22,6 +22,7 @@ from ratelimit_mw.stores.base import (
     Call,
     Denied,
     Intent,
+    ReplyFields,
     Steps,
     Store,
     StoreRequest,
@@ -92,7 +93,7 @@ class Leases(Wrapper):
                 return reply
         return self._decide(asks, intent.commit)
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[Reply]:
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[ReplyFields]:
         """See `Store`. Of most apps, most counters are not hot: their requests are passed on with few steps."""
         if self._clock:
             return super().decision(asks, denied)

@@ -267,7 +267,7 @@ class ServiceStore(Server):
     async def aask(self, request: StoreRequest) -> Reply:
         """The awaitable twin of `ask`."""
         _require_deciding(request)
-        return await self.reply_to(request)
+        return await super().aask(request)
 
     def keys(self, prefix: str) -> Iterator[str]:  # noqa: ARG002  of `Store`
         """Raises RuntimeError."""

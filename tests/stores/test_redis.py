@@ -21,7 +21,7 @@ import trustme
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.model import SECOND, Ask, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, LOOK
+from ratelimit_mw.stores.base import DECIDE, LOOK, complete
 from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.endpoint import Direct
 from ratelimit_mw.stores.redis.store import RedisStore
@@ -129,7 +129,7 @@ def test_who_is_alone_does_not_wait_for_the_turn_to_end(any_server):
         alone.close()
         calls = any_server.calls("evalsha") - before
         await store.aclose()
-        return [reply.outcomes[0].remaining for reply in after], calls
+        return [complete(reply).outcomes[0].remaining for reply in after], calls
 
     remaining, calls = asyncio.run(main())
     assert remaining == list(range(97, 76, -1))

@@ -34,8 +34,8 @@ def test_each_inquiry_gets_the_outcomes_of_its_own_asks(asked):
     message = encode(requests, None)
     outcomes = [Outcome(True, number, 1, 0, 0) for number in range(message.asked)]
     replies = decode(answered(message, outcomes), message, requests)
-    assert [len(reply.outcomes) for reply in replies] == [len(asks) for asks in asked]
-    assert [outcome for reply in replies for outcome in reply.outcomes] == outcomes
+    assert [len(rows) for _, rows, _ in replies] == [len(asks) for asks in asked]
+    assert [row for _, rows, _ in replies for row in rows] == outcomes
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ arguments and its reply is described in `common.lua`.
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from functools import cache, reduce
-from itertools import chain, count, repeat
+from itertools import count, repeat
 from operator import or_
 from struct import Struct, error, pack
 from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, LUA_PARTS, lua, widened
 from ratelimit_mw.errors import CounterError, Late, StoreUnavailable, WrongNode
-from ratelimit_mw.model import Outcome, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, StoreRequest
+from ratelimit_mw.model import Quota
+from ratelimit_mw.stores.base import DECIDE, ReplyFields, StoreRequest
 from ratelimit_mw.stores.redis.faults import refusal
 
 GENERAL = 1
@@ -63,8 +63,6 @@ _NONCE = Struct("<Q")
 _REPLY = Struct("<8sd")
 _OUTCOME = Struct("<?qqqq")
 _ONE_OUTCOME = Struct("<8sd?qqqq")  # a whole reply
-_new_outcome: Callable[[type[Outcome], Iterable[Any]], Outcome] = tuple.__new__
-_new_reply: Callable[[type[Reply], tuple[Any, ...]], Reply] = tuple.__new__
 _SHADOW, _LAST, _PEEK, _FORGET, _REFUND, _INSIST, _OVERDRAFT = 1, 2, 4, 8, 16, 32, 64
 _FAILED = -2  # stands in place of retry_after
 _NO_SCRIPT = ("NOSCRIPT", "No matching script")  # the messages of the server and of redis-py
@@ -73,6 +71,9 @@ _GENERAL = re.compile(
     r"|TRYAGAIN)\b"
 )
 """Error codes that mean that the server refuses all writes, also inside the message of a script error."""
+
+Result = ReplyFields | StoreUnavailable
+"""The result of a request."""
 
 Command = tuple[bytes, ...]
 """A command and its arguments, as bytes."""
@@ -210,7 +211,7 @@ def _places(places: Sequence[int]) -> bytes:
     return pack(f"<{len(places)}H", *places)
 
 
-def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> list[Reply | StoreUnavailable]:
+def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> list[Result]:
     """Decode the reply to a script call into one result for each request.
 
     If the counters of a request could not be read or written, its result is a `StoreUnavailable`, or its subclass
@@ -223,10 +224,10 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
         if message.asked == 1 == len(requests) and len(reply) == _ONE_OUTCOME.size:  # the cheapest way for this case
             nonce, time, *outcome = _ONE_OUTCOME.unpack(reply)
             if nonce == message.nonce:
-                return [_new_reply(Reply, (int(time), (_new_outcome(Outcome, outcome),), None))]
+                return [(int(time), (tuple(outcome),), None)]
         nonce, time = _REPLY.unpack_from(reply)  # raises for what is not bytes of this length
         now, end = int(time), _REPLY.size + message.asked * _OUTCOME.size
-        outcomes = list(map(_new_outcome, repeat(Outcome), _OUTCOME.iter_unpack(reply[_REPLY.size : end])))
+        outcomes = list(_OUTCOME.iter_unpack(reply[_REPLY.size : end]))
         first_error = reply[end:]
     except (TypeError, ValueError, OverflowError, error):
         raise StoreUnavailable(f"the store's reply is not a decision: {reply!r:.80}") from None
@@ -234,16 +235,16 @@ def decode(reply: Any, message: Message, requests: Sequence[StoreRequest]) -> li
         raise StoreUnavailable("the store's reply belongs to another request")
     if message.alone and not first_error:
         # Only C code runs for each reply here: zip makes the tuples (now, (outcome,), None).
-        return list(map(_new_reply, repeat(Reply), zip(repeat(now), zip(outcomes), repeat(None))))
-    if first_error and all(outcome.retry_after != _FAILED for outcome in outcomes):
+        return list(zip(repeat(now), zip(outcomes), repeat(None)))
+    if first_error and all(retry_after != _FAILED for _, _, _, retry_after, _ in outcomes):
         raise StoreUnavailable("the store's reply is longer than expected")
-    replies: list[Reply | StoreUnavailable] = []
+    replies: list[Result] = []
     start = 0
     for asks, *_ in requests:
         own = outcomes[start : start + len(asks)]
         start += len(asks)
-        failed = first_error and any(outcome.retry_after == _FAILED for outcome in own)
-        replies.append(_failure(first_error) if failed else _new_reply(Reply, (now, own, None)))
+        failed = first_error and any(retry_after == _FAILED for _, _, _, retry_after, _ in own)
+        replies.append(_failure(first_error) if failed else (now, own, None))
     return replies
 
 
@@ -293,7 +294,7 @@ quota, so that the id cannot be reused."""
 _MOST_QUOTAS = 4096
 
 
-Conversation = Generator[Sequence[Command], Any, list[Reply | StoreUnavailable]]
+Conversation = Generator[Sequence[Command], Any, list[Result]]
 """A generator that yields pipelines of commands, is sent the list of their replies, and returns the results.
 
 The caller does the I/O. An error reply is sent as an exception object.
@@ -359,8 +360,11 @@ def _pack(command: Command) -> bytes:
         a, b, c, d, e, f, g, h = command
         return _CALL % (len(a), a, len(b), b, len(c), c, len(d), d, len(e), e, len(f), f, len(g), g, len(h), h)
     # Only C code runs for each word.
-    words = chain.from_iterable(zip(map(_texts.__getitem__, map(len, command)), command, strict=True))
-    return b"\r\n".join([_arrays[len(command)], *words, b""])
+    words = [b""] * (2 * len(command) + 2)
+    words[0] = _arrays[len(command)]
+    words[1:-1:2] = map(_texts.__getitem__, map(len, command))
+    words[2:-1:2] = command
+    return b"\r\n".join(words)
 
 
 _WORDS = 8

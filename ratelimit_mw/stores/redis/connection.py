@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
-from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.redis.codec import Command, Conversation, only_text, packed
+from ratelimit_mw.stores.redis.codec import Command, Conversation, Result, only_text, packed
 from ratelimit_mw.stores.redis.faults import not_redis, refusal, unavailable
 
 GRACE = 0.01
@@ -188,7 +187,7 @@ class BlockingConnection(ABC):
     def close(self) -> None:
         """Close the socket. A thread that waits for its reply fails at once."""
 
-    def carry(self, conversation: Conversation, deadline: float) -> list[Reply | StoreUnavailable]:
+    def carry(self, conversation: Conversation, deadline: float) -> list[Result]:
         """Carry out `conversation` with the server and return its result. `deadline` is by the monotonic clock.
 
         If this is interrupted, the connection must be closed, because a reply may still come.
@@ -198,7 +197,7 @@ class BlockingConnection(ABC):
             while True:
                 pipeline = conversation.send(self._exchange(pipeline, deadline))
         except StopIteration as end:
-            result: list[Reply | StoreUnavailable] = end.value
+            result: list[Result] = end.value
             return result
 
     def ask(self, command: Command, within: float) -> Any:
@@ -283,7 +282,7 @@ def _is_foreign(error: BaseException) -> bool:
     return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _SOCKET_PACKAGES
 
 
-Done = Callable[[list[Reply | StoreUnavailable] | StoreUnavailable], None]
+Done = Callable[[list[Result] | StoreUnavailable], None]
 """Receives the result of a conversation, or the failure that ended it."""
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.errors import Late, NoAnswer, StoreUnavailable
-from ratelimit_mw.model import SECOND, Reply
-from ratelimit_mw.stores.base import Denied, StoreRequest
+from ratelimit_mw.model import SECOND
+from ratelimit_mw.stores.base import Denied, ReplyFields, StoreRequest, complete
 from ratelimit_mw.stores.breaker import silent
-from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
+from ratelimit_mw.stores.redis.codec import MOST, Conversation, Result, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, StreamingConnection
 
 _MAX_BATCHES = 2
@@ -90,12 +90,12 @@ class LoopBatcher:
 
     def decide(
         self, request: StoreRequest, loop: asyncio.AbstractEventLoop, token: object, denied: Denied | None = None
-    ) -> "asyncio.Future[Reply]":
+    ) -> "asyncio.Future[ReplyFields]":
         """A future of the store's reply to `request`. It fails with StoreUnavailable, after the timeout at the latest.
 
         `loop` must be the running loop. `token` is passed to `failed`. `denied` is told of a denial.
         """
-        future: asyncio.Future[Reply] = loop.create_future()
+        future: asyncio.Future[ReplyFields] = loop.create_future()
         if self._flushing:
             self._waiting.append((request, future, self._deadline, token, denied))
             return future
@@ -190,7 +190,7 @@ class LoopBatcher:
         self,
         connection: StreamingConnection,
         batch: "_Batch",
-        results: Sequence[Reply | StoreUnavailable] | StoreUnavailable,
+        results: Sequence[Result] | StoreUnavailable,
     ) -> None:
         self._under_way.remove(batch)
         jobs = batch[1]
@@ -202,7 +202,7 @@ class LoopBatcher:
             return
         gone: StoreUnavailable | None = None
         in_time = False
-        answered: list[tuple[_Job, Reply]] = []
+        answered: list[tuple[_Job, ReplyFields]] = []
         for job, result in zip(jobs, results, strict=True):
             if isinstance(result, StoreUnavailable):
                 self._fail_job(job, result)
@@ -213,7 +213,7 @@ class LoopBatcher:
                 self._release(job, result)
             else:
                 if job[4] and not all(map(_allowed, result[1])):
-                    job[4](job[0][0], int(batch[0] * SECOND), result)
+                    job[4](job[0][0], int(batch[0] * SECOND), complete(result))
                 answered.append((job, result))
         self._alone = len(jobs) == 1 and not self._waiting
         if answered or in_time:
@@ -222,21 +222,22 @@ class LoopBatcher:
             self._fail(gone)
         self._resume(answered)
 
-    def _release(self, job: "_Job", reply: Reply) -> None:
+    def _release(self, job: "_Job", fields: ReplyFields) -> None:
         """Give back the places in flight of a request that no longer waits. They would be held until they expire."""
         (asks, intent), _, _, token, _ = job
+        reply = complete(fields)
         if not intent.decides or not intent.commit or not reply.admits(asks):
             return
         taken = [ask for ask, outcome in zip(asks, reply.outcomes, strict=True) if outcome.allowed and ask.cost]
         places = [ask for ask in taken if ALGORITHMS[ask.quota.algorithm].in_flight]
         if places:
             loop = asyncio.get_running_loop()
-            unread: asyncio.Future[Reply] = loop.create_future()
+            unread: asyncio.Future[ReplyFields] = loop.create_future()
             unread.add_done_callback(asyncio.Future.exception)  # so that a failure is not logged
             request = places, intent._replace(charged_at=reply.now)
             self._waiting.append((request, unread, loop.time() + self._timeout, token, None))
 
-    def _resume(self, answered: "list[tuple[_Job, Reply]]") -> None:
+    def _resume(self, answered: "list[tuple[_Job, ReplyFields]]") -> None:
         """Continue the tasks that wait for these replies, and send together what they ask next.
 
         The reader of a connection calls this, so no task is running. A plain future would leave its task to the next
@@ -385,7 +386,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-_Job = tuple[StoreRequest, "asyncio.Future[Reply]", float, object, Denied | None]
+_Job = tuple[StoreRequest, "asyncio.Future[ReplyFields]", float, object, Denied | None]
 """A request, the future that its task awaits, its deadline by the loop's clock, its token, and what learns of denials.
 """
 

@@ -15,7 +15,7 @@ from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
-from ratelimit_mw.stores.base import DECIDE, Denied, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Denied, ReplyFields, Store, StoreRequest, complete
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask, silent
 from ratelimit_mw.stores.redis.codec import Conversation, away, converse
 from ratelimit_mw.stores.redis.connection import (
@@ -115,13 +115,13 @@ class Server(Store):
 
     async def aask(self, request: StoreRequest) -> Reply:
         """The awaitable twin of `ask`, within the server's own timeout."""
-        return await self.reply_to(request)
+        return complete(await self.reply_to(request))
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> "asyncio.Future[Reply]":
+    def decision(self, asks: Sequence[Ask], denied: Denied) -> "asyncio.Future[ReplyFields]":
         """See `Store`."""
         return self.reply_to((asks, DECIDE), denied)
 
-    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> "asyncio.Future[Reply]":
+    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> "asyncio.Future[ReplyFields]":
         """See `Store`. Raises StoreUnavailable at once while the store is away. For `denied` see `decision`."""
         breaker = self._breaker
         if breaker.watching and breaker.open:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 
 from ratelimit_mw.errors import Late, NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.base import StoreRequest
+from ratelimit_mw.stores.base import StoreRequest, complete
 from ratelimit_mw.stores.breaker import silent
-from ratelimit_mw.stores.redis.codec import MOST, Conversation, away
+from ratelimit_mw.stores.redis.codec import MOST, Conversation, Result, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, BlockingConnection
 
 _LOST = 1.0
@@ -82,8 +82,8 @@ class ThreadBatcher:
             self._abandon(job)
             raise
         result = job.result
-        if isinstance(result, Reply):
-            return result
+        if isinstance(result, tuple):
+            return complete(result)
         raise result or Late(NO_ANSWER)  # what its leader sees says whether the store is silent
 
     @property
@@ -203,7 +203,7 @@ class ThreadBatcher:
                 while self._waiting:
                     self._waiting.popleft().end(_same(error))
 
-    def _results(self, requests: Sequence[StoreRequest], deadline: float) -> Sequence[Reply | StoreUnavailable]:
+    def _results(self, requests: Sequence[StoreRequest], deadline: float) -> Sequence[Result]:
         """The results of one batch."""
         connection = self._usable_connection(max(deadline, time.monotonic() + GRACE))
         conversation = self._converse(requests)
@@ -314,7 +314,7 @@ class _Job:
         self.request = request
         self.deadline = deadline
         self.turn = threading.Lock()
-        self.result: Reply | StoreUnavailable | None = None
+        self.result: Result | None = None
         self.followers: list[_Job] = []
 
     def wake(self) -> None:
@@ -324,7 +324,7 @@ class _Job:
         except RuntimeError:  # it is awake already
             return
 
-    def end(self, result: Reply | StoreUnavailable) -> None:
+    def end(self, result: Result) -> None:
         """Set the result, unless there is one, and wake its thread."""
         self.result = self.result or result
         self.wake()

@@ -9,13 +9,13 @@ from typing import Any
 from redis.crc import key_slot
 
 from ratelimit_mw.errors import CounterError, Redirected, StoreUnavailable, WrongNode
-from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import Repeating
 from ratelimit_mw.stores.base import StoreRequest
 from ratelimit_mw.stores.redis.codec import (
     Command,
     Conversation,
     Message,
+    Result,
     decode,
     encode,
     is_unknown_script,
@@ -48,7 +48,7 @@ def converse_by_slot(requests: Sequence[StoreRequest], now: int | None, known: s
     The result of a request whose slot this node does not serve is a `WrongNode`. `known` has the digests of the
     scripts that the node has.
     """
-    results: list[Reply | StoreUnavailable] = [StoreUnavailable("the node refuses to load the script")] * len(requests)
+    results: list[Result] = [StoreUnavailable("the node refuses to load the script")] * len(requests)
     calls = _by_slot(requests)
     number = numbers()
     for _ in range(_ROUNDS):
@@ -76,7 +76,7 @@ def converse_by_slot(requests: Sequence[StoreRequest], now: int | None, known: s
                 answers = _answers(reply, message, group)
                 for place, answer in zip(call, answers, strict=True):
                     results[place] = answer
-                    if isinstance(answer, Reply):
+                    if isinstance(answer, tuple):
                         known.add(message.script.digest)
         calls = again
         if not calls:
@@ -97,7 +97,7 @@ def _is_asking(group: Sequence[StoreRequest]) -> bool:
     return group[0][1].asking
 
 
-def _answers(reply: object, message: Message, group: Sequence[StoreRequest]) -> Sequence[Reply | StoreUnavailable]:
+def _answers(reply: object, message: Message, group: Sequence[StoreRequest]) -> Sequence[Result]:
     if isinstance(reply, Exception):
         return [_refusal(str(reply)) for _ in group]  # one exception for each request, because each raises it
     return decode(reply, message, group)

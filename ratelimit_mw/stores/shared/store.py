@@ -26,11 +26,11 @@ from ratelimit_mw.errors import CounterError, Late, NameTaken, StoreUnavailable
 from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import Ask, Reply
 from ratelimit_mw.process_local import abandon, lazy, lock, reset_after_fork
-from ratelimit_mw.stores.base import DECIDE, Decider, ReplyFields, Store, StoreRequest
+from ratelimit_mw.stores.base import DECIDE, Decider, ReplyFields, Store, StoreRequest, complete
 from ratelimit_mw.stores.breaker import AWAY, Breaker, Period, probe_ask
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.shared.file import DataFile, Location, check, names, open_data, open_environment, set_aside
-from ratelimit_mw.stores.shared.table import NO_ROOM, Asked, Questions, Table, complete
+from ratelimit_mw.stores.shared.table import NO_ROOM, Asked, Questions, Table
 
 T = TypeVar("T")
 A = TypeVar("A")

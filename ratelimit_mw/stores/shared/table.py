@@ -18,7 +18,7 @@ import lmdb
 from ratelimit_mw.algorithms import admitting
 from ratelimit_mw.algorithms.algorithm import USED_UP, Admit
 from ratelimit_mw.errors import CounterError
-from ratelimit_mw.model import Outcome, Quota, Reply
+from ratelimit_mw.model import Quota
 from ratelimit_mw.stores.base import DECIDE, ReplyFields, StoreRequest
 from ratelimit_mw.stores.counters import (
     SAMPLE,
@@ -50,7 +50,6 @@ _STEP = 16  # pages by which the file grows
 _fallocate = getattr(os, "posix_fallocate", None)  # not on macOS: there, a full disk concerns known counters, too
 
 _MOST_COMPILED = 1024  # overrides and elastic limits make new quotas, and apps have many costs
-_outcome: Any = tuple.__new__  # to call a named tuple takes longer
 
 NO_ROOM = "the file or its disk has no room for the counters: set a larger ?size=, or free some of the disk"
 
@@ -94,12 +93,6 @@ class Questions:
         admit, step = admitting(quota, cost), deciding(quota, cost, shadow)
         made = self._compiled[id(quota), cost, shadow] = shadowed(admit) if shadow else admit, step, quota
         return made
-
-
-def complete(fields: ReplyFields) -> Reply:
-    """The reply with these fields, whose outcomes may be plain tuples."""
-    now, rows, only = fields
-    return Reply(now, [row if isinstance(row, Outcome) else _outcome(Outcome, row) for row in rows], only)
 
 
 class Table(Counters):
