@@ -41,6 +41,9 @@ from ratelimit_mw.units import spell_period
 _CLAIM = "header:authorization"
 """The header in which a client claims to be a user, before the app has verified it."""
 
+WITHOUT_USER = "counts by user, but client.user is not set: only Django's middleware knows the user"
+"""The warning of a rule by user that does not hold for an app with that middleware."""
+
 _ALWAYS_THERE = {"global", "ip"}
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")
 
@@ -50,7 +53,7 @@ def check(config: Config, *, environ: Mapping[str, str] = os.environ) -> Examine
     found = examine(config, environ=environ)
     warnings = list(found.warnings)
     for file, rules in found.files:
-        warnings += (*rules.without_user, *_Lint(file, rules).warnings.in_order())
+        warnings += _Lint(file, rules).warnings.in_order()
     return found._replace(warnings=tuple(sorted(warnings, key=lambda each: (each.file, each.line, each.column))))
 
 
@@ -133,6 +136,8 @@ class _Lint:
             self.warnings.add(section.place("match", name), f"matches no request: {why}")
         for index, entry in enumerate(section[BY]):
             parts = attributes_of(entry)
+            if "user" in absent and all("user" in names for names in choices_of(entry)):
+                self.warnings.add(section.place("by", index), WITHOUT_USER)
             if "tier" in absent.intersection(parts):
                 lost, why = "tier", "client.tier is not set"
             else:

@@ -23,7 +23,7 @@ from ratelimit_mw.cli.common import (
     say_list,
 )
 from ratelimit_mw.cli.frameworks import ANY, AppRoute, UnknownApp, django_knows_users, routes_of, session_cookies
-from ratelimit_mw.cli.lint import covers_paths, meet, meets, strictly, within
+from ratelimit_mw.cli.lint import WITHOUT_USER, covers_paths, meet, meets, strictly, within
 from ratelimit_mw.cli.lint import paths as paths_of_rules
 from ratelimit_mw.config.load import Examined
 from ratelimit_mw.errors import ConfigurationError, Problem, near
@@ -237,8 +237,8 @@ def compare(app: ReadApp, file: str, examined: Examined, known: Collection[str],
     rows = list(rows_of(app.routes, rules))
     names = sorted({name for route in app.routes for name in route.asked if isinstance(name, str)} - set(known))
     problems = [*examined.problems, *(unknown_rule(name, known) for name in names)]
-    unneeded = [each for part in rules.parts for each in part.without_user] if django_knows_users() else []
-    warnings = [each for each in examined.warnings if each not in unneeded]
+    knows_users = django_knows_users()
+    warnings = [each for each in examined.warnings if not (knows_users and each.message.endswith(WITHOUT_USER))]
     warnings += [*_unmatched(app.name, app.routes, rules, examined), *changing_identities(app, rules)]
     warnings += untyped(app.routes, rules, paths_of_rules(examined))
     without_path = tuple(row for row in rows if not row.protected)

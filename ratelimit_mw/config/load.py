@@ -28,7 +28,6 @@ from ratelimit_mw.config.words.overrides import (
 from ratelimit_mw.config.words.response import RESPONSE
 from ratelimit_mw.config.words.rule import compile_rule
 from ratelimit_mw.config.words.selection import (
-    BY,
     EXEMPT,
     MATCH,
     NAME,
@@ -43,7 +42,6 @@ from ratelimit_mw.config.words.throttle import THROTTLE
 from ratelimit_mw.envoy.words import DESCRIPTORS, ENTRIES, compile_descriptors
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
 from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Rule
 from ratelimit_mw.rules.asking import MOST_ATTRIBUTES, AskingRules
@@ -286,7 +284,7 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, onc
     domain = file[DOMAIN]
     client = replace(file[CLIENT], domain=domain, attributes=file[ATTRIBUTES])
     attributes = Attributes(client, once)
-    warnings, without_user = Problems(), Problems()
+    warnings = Problems()
     rules: Sequence[Values] = file[RULES]
     validate_names(rules, problems)
     validate_exempt(file[EXEMPT], problems)
@@ -311,8 +309,6 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, onc
                 made = replace(made, sample=sample_of(domain, rule))
         compiled.append(made)
         _warn_of_missing_tier(rule, client, warnings)
-        if made.identifiers:  # otherwise `by` may be a text that cannot be read
-            _warn_of_missing_user(rule, client, without_user)
     _warn_of_unread_header(file, client, warnings)
     exempt = tuple([compile_match(entry, attributes, problems) for entry in file[EXEMPT]])
     described = file.differs(DESCRIPTORS) or file.differs(ENTRIES)
@@ -340,7 +336,6 @@ def _compile(file: Values, problems: Problems, *, source: str | None = None, onc
         source=source,
         descriptors=descriptors,
         warnings=warnings.in_order(),
-        without_user=without_user.in_order(),
     )
 
 
@@ -382,11 +377,3 @@ def _warn_of_missing_tier(rule: Values, client: ClientSettings, warnings: Proble
     if rule[LIMIT].tiers is not None and client.tier is None:
         message = "depends on the tier, but client.tier is not set: every request has the default limit"
         warnings.add(rule.place("limit"), message)
-
-
-def _warn_of_missing_user(rule: Values, client: ClientSettings, warnings: Problems) -> None:
-    """Warn about a rule by user if no source for the user is set. Only some middlewares need one."""
-    for index, entry in enumerate(rule[BY]):
-        if client.user is None and all("user" in names for names in choices_of(entry)):
-            message = "counts by user, but client.user is not set: only Django's middleware knows the user"
-            warnings.add(rule.place("by", index), message)

@@ -43,7 +43,6 @@ def limiter() -> RateLimiter:
     with _lock:
         if _made is None or _made[0] is not wanted:
             before, _made = _made, (wanted, *_limiter_of(wanted))
-            _made[1].engine.planner.names.serving = True
             if before is not None and before[2]:
                 before[1].close()
         return _made[1]

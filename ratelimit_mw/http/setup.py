@@ -15,7 +15,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, collecting, quoted
 from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, LimitInCode, Placed, name_of_view, wrapped_by
 from ratelimit_mw.identity.path_forms import apps_inside
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.logs import Once, logger
+from ratelimit_mw.logs import logger
 from ratelimit_mw.rules.domains import Rules, UsedNames, require_named
 from ratelimit_mw.rules.inline import InlineLimit, two_limits
 from ratelimit_mw.stores import Store
@@ -40,10 +40,6 @@ def limiter_for(
         raise TypeError("RateLimitMiddleware takes storage with a config only: a limiter has its own")
     if not isinstance(limiter, RateLimiter):
         raise TypeError(f"limiter takes a RateLimiter, not {type(limiter).__name__}; rules are given as config")
-    names = limiter.engine.planner.names
-    if not names.serving:
-        names.serving = True
-        limiter.require(_warning_of_missing_users())
     return limiter
 
 
@@ -54,17 +50,6 @@ def refuse_awaited(rules: Rules) -> None:
         raise ConfigurationError(
             [Problem(f"async functions can't be awaited under WSGI: {names}", hint="write them as plain functions")]
         )
-
-
-def _warning_of_missing_users() -> Callable[[Rules], None]:
-    """A check that warns of rules by user without a source for the user. Django's middleware needs no source."""
-    once = Once()
-
-    def warn(rules: Rules) -> None:
-        for problem in (problem for part in rules.parts for problem in part.without_user):
-            once(logger.warning, "%s", problem, about=problem.message)
-
-    return warn
 
 
 def built_by_starlette(app: object) -> bool:

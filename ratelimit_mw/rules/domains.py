@@ -270,7 +270,6 @@ class UsedNames:
         inline: The inline limits that the app has asked for, by their names.
         domains: The domains that were passed to `check()`.
         attributes: The custom attributes that were passed to `check()`.
-        serving: True if the limiter decides for a middleware.
     """
 
     def __init__(self) -> None:
@@ -279,7 +278,6 @@ class UsedNames:
         self.inline: dict[str, InlineLimit] = {}
         self.domains: set[str] = set()
         self.attributes: set[str] = set()
-        self.serving = False
 
     def name_of(self, rules: Rules, rule: str | InlineLimit) -> str:
         """Return the name of a rule that the app asks for. An inline limit is compiled when it is first asked for.

@@ -79,7 +79,6 @@ class RuleSet:
         exempt: tuple[Matching, ...],
         descriptors: Descriptors | None = None,
         warnings: tuple[Problem, ...] = (),
-        without_user: tuple[Problem, ...] = (),
         load: LoadSettings | None = None,
         defer: DeferSettings | None = None,
         overrides: tuple[CompiledOverride, ...] = (),
@@ -102,8 +101,6 @@ class RuleSet:
         self.exempt = exempt
         self.descriptors = descriptors
         self.warnings = warnings
-        self.without_user = without_user
-        """Warnings of rules by user for middlewares that do not know the user by themselves."""
         self.load = load or LoadSettings()
         self.defer = defer or DeferSettings()
         self.recompiler = recompiler

@@ -10,11 +10,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from ratelimit_mw import ConfigurationError, RateLimiter
+from ratelimit_mw import ConfigurationError
 from ratelimit_mw.config.file import json_schema
 from ratelimit_mw.config.load import examine
 from ratelimit_mw.settings import ClientSettings, ResponseSettings, StorageSettings
-from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.rules.corpus import applied, load_text, problems_of, rules
 from tests.support.rules import load_rules
 
@@ -248,18 +247,6 @@ class TestWarnings:
         said = self.said("    limit: {default: 5/s, gold: 6/s}\n", caplog)
         assert said == [
             "5:12: rules[0].limit: depends on the tier, but client.tier is not set: every request has the default limit"
-        ]
-
-    def test_by_user_without_a_user_is_logged_once_by_a_middleware(self, caplog, tmp_path):
-        path = tmp_path / "rules.yaml"
-        path.write_text("domain: d\nrules:\n  - name: a\n    limit: 5/s\n    by: [user|ip, ip+user]\n")
-        with caplog.at_level("WARNING", "ratelimit_mw"), RateLimiter(path, storage="memory://") as limiter:
-            assert "counts by user" not in caplog.text  # Django's middleware, and check(), know the user
-            for _ in range(2):
-                RateLimitMiddleware(lambda environ, start_response: [], limiter=limiter)
-        found = [record.getMessage() for record in caplog.records if "counts by user" in record.getMessage()]
-        assert [text.partition("rules.yaml:")[2] for text in found] == [
-            "5:19: rules[0].by[1]: counts by user, but client.user is not set: only Django's middleware knows the user"
         ]
 
 
