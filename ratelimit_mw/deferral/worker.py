@@ -79,6 +79,8 @@ class Target:
                 await response.aclose()
         except _NOT_SENT as error:
             raise NotSent(str(error)) from error
+        except httpx.LocalProtocolError as error:  # a header or the method is refused, before anything is sent
+            raise Unsendable(type(error).__name__) from error  # its text may have the value of the header
         except httpx.HTTPError as error:
             raise Lost(type(error).__name__) from error
         return AppResponse(response.status_code, response.headers, None if kept is None else b"".join(kept))

@@ -8,10 +8,13 @@ import pytest
 from ratelimit_mw import ManualClock, RateLimiter
 from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.deferral import deferrals_of
+from ratelimit_mw.deferral.queue import of_asgi
 from ratelimit_mw.deferral.worker import Target, Worker
+from ratelimit_mw.errors import Unsendable
+from ratelimit_mw.identity.http_request import AsgiRequest
 from ratelimit_mw.wsgi import RateLimitMiddleware as Wsgi
 from tests.deferral.asking import REPORTS, START, ask_asgi, ask_wsgi, in_process, limiter, state
-from tests.shells.asking import IP
+from tests.shells.asking import IP, http_scope
 from tests.support.patience import aeventually, eventually
 
 WITHIN = 30.0
@@ -418,6 +421,26 @@ def test_a_stored_request_that_is_not_valid_is_parked_and_does_not_delay_others(
         asyncio.run(scenario())
         assert site.bodies == ["good"]
         assert state(ask_asgi, engine, bad)["reason"].startswith("the request can't be sent: ")
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        pytest.param({"method": "TO ASK"}, id="a method of two words"),
+        pytest.param({"headers": (("x-name", " value "),)}, id="a header with spaces around it"),
+    ],
+)
+def test_a_request_that_a_connection_refuses_is_not_sent(refused):
+    stored = of_asgi(AsgiRequest(http_scope("/reports", method="POST")), None)._replace(**refused)
+
+    async def scenario():
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+            target = Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            with pytest.raises(Unsendable, match="^LocalProtocolError$"):  # a header may be secret
+                await target.send(stored, b"", {}, 10)
+            await target.close()
+
+    asyncio.run(scenario())
 
 
 def test_what_the_limit_allows_too_late_is_parked_when_its_time_is_over(any_server, clock):
