@@ -436,7 +436,7 @@ def test_a_request_that_a_connection_refuses_is_not_sent(refused):
     async def scenario():
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             target = Target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            with pytest.raises(Unsendable, match="^LocalProtocolError$"):  # a header may be secret
+            with pytest.raises(Unsendable, match=r"^LocalProtocolError$"):  # a header may be secret
                 await target.send(stored, b"", {}, 10)
             await target.close()
 
