@@ -4,7 +4,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ratelimit_mw.foresight.clients import Client
 from ratelimit_mw.foresight.logs.entry import Unreadable
@@ -160,14 +160,6 @@ class DeniedClient(NamedTuple):
     last: int
 
 
-Method = Literal["exact", "replayed"]
-"""How a curve was made.
-
-* `exact`: by arithmetic over the arrivals, for all limits at once. The result equals the engine's.
-* `replayed`: the engine replayed the log at each limit, because the decisions depend on more than this counter.
-"""
-
-
 class Curve(NamedTuple):
     """What one limit of one rule would deny if it were another number. Everything else stays as it is.
 
@@ -179,8 +171,8 @@ class Curve(NamedTuple):
         shadow: True if the rule is a shadow rule.
         quota: The limit in force as a person writes it, "60 per minute".
         algorithm: The name of the algorithm.
-        method: How the curve was made.
-        why_replayed: Why it was replayed, as a phrase ("it bans"). "" for an exact curve.
+        why_replayed: Why the engine replayed the log at each limit, as a phrase ("it bans"). "" if the curve is exact:
+            made by arithmetic over the arrivals, for all limits at once, with the result of the engine.
         limit: The limit in force: the number of requests per period.
         limits: The limits, ascending. `limit` is one of them.
         denied: How many requests the rule denies at each limit.
@@ -197,7 +189,6 @@ class Curve(NamedTuple):
     shadow: bool
     quota: str
     algorithm: str
-    method: Method
     why_replayed: str
     limit: int
     limits: tuple[int, ...]

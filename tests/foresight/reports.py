@@ -25,7 +25,7 @@ def small(tmp_path, **options):
     result = replayed(path, *RULES, sections={"client": {"secret": "s"}}, **options)
     result.curves = [
         curve(),
-        curve("users <b>", method="replayed", why_replayed="it bans", shadow=True, limits=(2, 5, 9)),
+        curve("users <b>", why_replayed="it bans", shadow=True, limits=(2, 5, 9)),
     ]
     return result
 
@@ -39,7 +39,6 @@ def curve(rule="everything", limits=None, windows=None, **words):
         "shadow": False,
         "quota": "5 per minute",
         "algorithm": "fixed_window",
-        "method": "exact",
         "why_replayed": "",
         "limit": 5,
         "limits": limits,

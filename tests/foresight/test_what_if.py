@@ -55,18 +55,23 @@ def with_limit(rule, curve, number):
     return {**rule, "limit": curve.quota.replace(str(curve.limit), str(number), 1)}
 
 
+def made(curve):
+    """How a curve was made."""
+    return "replayed" if curve.why_replayed else "exact"
+
+
 def assert_equals_replays(path, rules, name, *, method, every=1):
     """Compare a curve with replays of files in which the limit is that of the curve."""
     result = replayed(path, *rules, what_if=name)
     (curve,) = [each for each in result.curves if each.rule == name]
-    assert curve.method == method, curve.why_replayed
+    assert made(curve) == method, curve.why_replayed
     assert (curve.limits[curve.in_force], list(curve.limits)) == (curve.limit, sorted(set(curve.limits)))
     for place, number in enumerate(curve.limits):
         if place % every == 0 or number == curve.limit:
             changed = [with_limit(rule, curve, number) if rule["name"] == name else rule for rule in rules]
             (found,) = [each for each in replayed(path, *changed).outcome.rules.values() if each.name == name]
             assert (curve.denied[place], curve.clients[place]) == (found.denied, found.clients), number
-            assert (curve.requests, curve.method) == (found.asked, method)
+            assert (curve.requests, made(curve)) == (found.asked, method)
     return curve
 
 
@@ -338,7 +343,7 @@ def test_each_of_several_limits_has_a_curve_of_its_own(log):
 def test_the_two_coupled_rules_that_deny_most_are_replayed_without_being_asked(log):
     rules = [LIMITED, {"name": "other", "limit": "9 per 2s"}, {"name": "lax", "limit": "90 per second"}]
     result = replayed(log, *rules)
-    assert [(curve.rule, curve.method, len(curve.limits)) for curve in result.curves] == [
+    assert [(curve.rule, made(curve), len(curve.limits)) for curve in result.curves] == [
         ("limited", "replayed", 8),
         ("other", "replayed", 8),
     ]
@@ -346,13 +351,13 @@ def test_the_two_coupled_rules_that_deny_most_are_replayed_without_being_asked(l
         f"no what-if for 'lax' ({COUPLED}): `--rule NAME` replays the log at eight limits of a rule"
     ]
     named = replayed(log, *rules, what_if="lax")
-    assert [(curve.rule, curve.method) for curve in named.curves] == [("lax", "replayed")]
+    assert [(curve.rule, made(curve)) for curve in named.curves] == [("lax", "replayed")]
 
 
 def test_rules_for_different_requests_are_not_coupled(log):
     rules = [LIMITED | {"match": {"path": "/a"}}, LIMITED | {"name": "other", "match": {"path": "/b"}}]
     result = replayed(log, *rules)
-    assert [(curve.rule, curve.method) for curve in result.curves] == [("limited", "exact"), ("other", "exact")]
+    assert [(curve.rule, made(curve)) for curve in result.curves] == [("limited", "exact"), ("other", "exact")]
     assert_equals_replays(log, rules, "other", method="exact", every=3)
 
 
@@ -364,7 +369,7 @@ def test_a_descriptor_has_a_curve(log):
         return replay(Options(logs=[str(log)], rules={"domain": "d", "descriptors": descriptors}, form=FORM))
 
     (curve,) = run(3).curves
-    assert (curve.quota, curve.algorithm, curve.method) == ("3 per second", "fixed_window", "exact")
+    assert (curve.quota, curve.algorithm, made(curve)) == ("3 per second", "fixed_window", "exact")
     assert dict(zip(curve.limits, curve.denied, strict=True))[5] == run(5).outcome.rules[0].denied
 
 
@@ -382,7 +387,7 @@ def test_a_quota_denies_at_other_limits_only_what_no_other_quota_admits(log):
 
     name = run(6).outcome.rules[0].name
     (curve,) = run(6, name).curves
-    assert curve.method == "replayed"
+    assert made(curve) == "replayed"
     found = [run(number).outcome.rules[0].denied for number in curve.limits]
     assert list(curve.denied) == found
     assert max(found) > 0
@@ -445,7 +450,7 @@ def test_blocked_clients_and_other_limits_of_clients_are_replayed(log):
         return replay(Options(logs=[str(log)], rules=rules, form=FORM, what_if=what_if))
 
     (curve,) = run(4, "limited").curves
-    assert (curve.method, curve.why_replayed) == ("replayed", COUPLED)
+    assert (made(curve), curve.why_replayed) == ("replayed", COUPLED)
     found = run(2).outcome.rules[0]
     assert (curve.denied[curve.limits.index(2)], curve.clients[curve.limits.index(2)]) == (found.denied, found.clients)
 

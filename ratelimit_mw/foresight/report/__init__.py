@@ -269,7 +269,7 @@ def _curve(curve: Curve, room: int) -> Markup:
         aria_label=f"limit of {curve.rule}",
     )
     button = element("button", "as in the file", type="button")
-    if curve.method == "exact":
+    if not curve.why_replayed:
         method = f"Algorithm {curve.algorithm}. Exact: computed for all limits, and equal to the engine's decisions."
     else:
         method = (

@@ -165,8 +165,8 @@ def what_if(curve: Curve, width: int) -> Markup:
         shapes += _grid(scale, [0, *scale.ticks(4)], left, right, _percent)
         shapes.append(line(left, scale.begin, right, scale.begin, "axis"))
         points = [(across.at(number), scale.at(share)) for number, share in zip(curve.limits, shares, strict=True)]
-        shapes.append(polyline(points, curve.method))
-        if curve.method == "replayed":
+        shapes.append(polyline(points, "replayed" if curve.why_replayed else "exact"))
+        if curve.why_replayed:
             shapes += [circle(x, y, 2.5, "point") for x, y in points]
         above.append(circle(*points[curve.in_force], 5, "dot", data_dot=True))
         top += 140

@@ -200,7 +200,6 @@ class _Makers:
             shadow=subject.rule.shadow,
             quota=subject.spelled,
             algorithm=subject.quota.algorithm,
-            method="replayed" if why else "exact",
             why_replayed=why,
             limit=subject.limit,
             limits=tuple(points),
