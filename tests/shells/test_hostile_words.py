@@ -65,12 +65,12 @@ def sent(text):
 def test_each_format_takes_words_as_words(given, message):
     meant = filled(message, given)
     telling = said(given, message)
-    assert json.loads(format_of("json", None).render(telling)) == {"message": meant}
-    problem = json.loads(format_of("problem", None).render(telling))
+    assert json.loads(format_of("json").render(telling)) == {"message": meant}
+    problem = json.loads(format_of("problem").render(telling))
     assert (problem["detail"], problem["violated-policies"]) == (meant, [given["rule"]])
-    assert format_of("text", None).render(telling).decode() == sent(meant)
+    assert format_of("text").render(telling).decode() == sent(meant)
     template = {"a": ["{message}", "<{ip}>"], "{rule}": "{rule}"}
-    assert json.loads(format_of(template, None).render(telling)) == {
+    assert json.loads(format_of(template).render(telling)) == {
         "a": [meant, f"<{'unknown' if given['ip'] is None else given['ip']}>"],
         "{rule}": given["rule"],
     }
@@ -78,11 +78,10 @@ def test_each_format_takes_words_as_words(given, message):
 
 @given(given=anything, message=messages)
 def test_no_word_is_markup(given, message):
-    page = "<title>{title}</title><p class=\"{rule}\" id='{ip}'>{message}</p><i>{limit}</i>"
-    for made in (format_of("html", None), format_of("html", page)):
-        benign = Markup(made.render(said({"ip": "a", "rule": "b", "limit": 1, "retry_after": 1}, "c")).decode())
-        body = made.render(said(given, message)).decode()
-        assert Markup(body).tags == benign.tags
+    made = format_of("html")
+    benign = Markup(made.render(said({"ip": "a", "rule": "b", "limit": 1, "retry_after": 1}, "c")).decode())
+    body = made.render(said(given, message)).decode()
+    assert Markup(body).tags == benign.tags
     text = sent(filled(message, given))
     if not re.search(r"[\0\r\x80-\x9f]|[\ufdd0-\ufdef]|[\ufffe\uffff]", text):  # which HTML reads as something else
         assert text in Markup(body).text
