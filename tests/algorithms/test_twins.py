@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.model import SECOND, Ask, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import Intent
+from ratelimit_mw.stores.base import Intent, complete
 from ratelimit_mw.stores.memory import MemoryStore
 from ratelimit_mw.stores.redis.codec import converse
 from ratelimit_mw.stores.redis.endpoint import Blocking
@@ -95,5 +95,6 @@ def done(memory, asks, intent):
     return _listed(memory.decide(asks, commit=intent.commit))
 
 
-def _listed(reply):
+def _listed(fields):
+    reply = complete(fields)
     return Reply(reply.now, list(reply.outcomes))
