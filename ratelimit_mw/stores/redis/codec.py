@@ -148,17 +148,18 @@ def _simple_calls(requests: Sequence[StoreRequest]) -> _Calls | None:
     if any(shadows):
         return None
     # Only C code runs for each request here.
+    encoded = list(map(str.encode, keys))
+    if len(set(map(id, quotas))) == 1:
+        first = _packed_quota(quotas[0])
+        if first.quota.overdraft:
+            return None
+        alike = costs.count(costs[0]) == len(costs)  # the costs of leases differ
+        return encoded, first.part, first.taking(costs[0]), b"" if alike else pack(f"<{len(costs)}d", *costs), True
     kinds = list(zip(map(id, quotas), costs, strict=True))
     quota_of = dict(zip(kinds, quotas, strict=True))
     known = [(_packed_quota(quota), cost) for (_, cost), quota in quota_of.items()]
     if any(each.quota.overdraft for each, _ in known):
         return None
-    encoded = list(map(str.encode, keys))
-    first, cost = known[0]
-    if len(known) == 1:
-        return encoded, first.part, first.taking(cost), b"", True
-    if all(each is first for each, _ in known):  # only the costs differ, as those of leases
-        return encoded, first.part, first.taking(cost), pack(f"<{len(costs)}d", *costs), True
     places = _places(list(map(dict(zip(quota_of, count())).__getitem__, kinds)))
     parts = reduce(or_, [each.part for each, _ in known], GENERAL)
     return encoded, parts, b"".join([each.taking(cost) for each, cost in known]), places, True
