@@ -5,7 +5,7 @@ Projects import the middleware from `ratelimit_mw.django`; this module is intern
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any
@@ -247,8 +247,7 @@ class RateLimitMiddleware:
             response = yield from self._served(request, handle, verdict.delay)
             if response.streaming:  # it occupies its thread or task until it is closed
                 end = busy.pop_all().close
-                _at_close(response, end)
-                self._at_end(response, end)
+                self._at_end(response, end, end)
                 finalize(response, end)  # it is not closed if an outer middleware replaces it, as by a 304
         add_headers(answers, response, handle)
         return response
@@ -302,14 +301,19 @@ class RateLimitMiddleware:
         if not response.streaming:
             return [*moves, *account.end()]
         settlement = self._engine.settlement
-        _at_close(response, lambda: settlement.settle(account, account.end()))
-        self._at_end(response, lambda: settlement.settle_soon(account, account.end()))
+        settle, soon = settlement.settle, settlement.settle_soon
+        self._at_end(response, lambda: settle(account, account.end()), lambda: soon(account, account.end()))
         return moves
 
-    def _at_end(self, response: Any, then: Callable[[], object]) -> None:
-        """Call `then` also when the stream of a response ends: under ASGI, Django does not close it if it raises."""
-        if self._awaits and response.is_async:
-            response.streaming_content = _until_end(response.streaming_content, then)
+    def _at_end(self, response: Any, then: Callable[[], None], soon: Callable[[], object]) -> None:
+        """Call `then` when a streaming response is closed, or raises: under ASGI, Django does not close it then.
+
+        An async stream calls `soon` at its end, which must not block.
+        """
+        _at_close(response, then)
+        if self._awaits:
+            parts = response.streaming_content
+            response.streaming_content = _until_end(parts, soon) if response.is_async else _until_error(parts, then)
 
     def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
         """Count the request in the meter of the load, if the rules need it, until the returned stack is closed."""
@@ -332,6 +336,15 @@ async def _until_end(parts: AsyncIterator[bytes], then: Callable[[], object]) ->
             yield part
     finally:
         then()
+
+
+def _until_error(parts: Iterable[bytes], then: Callable[[], object]) -> Iterator[bytes]:
+    """Yield the parts of a response, and call `then` if they raise."""
+    try:
+        yield from parts
+    except Exception:
+        then()
+        raise
 
 
 def _at_close(response: Any, then: Callable[[], None]) -> None:

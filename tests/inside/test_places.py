@@ -150,6 +150,17 @@ def of_django_async(limiter, rule, options, view):
     return _project(limiter, index, lambda: awaited(["/"])[0].status_code)
 
 
+def of_django_in_threads(limiter, rule, options, view):
+    """A plain view under ASGI."""
+
+    @in_django.limited(rule, **options)
+    def index(request):
+        found = view()
+        return HttpResponse(found) if isinstance(found, str) else StreamingHttpResponse(found)
+
+    return _project(limiter, index, lambda: awaited(["/"])[0].status_code)
+
+
 def of_django_within(limiter, rule, options, view):
     """The middleware is around the project, too."""
 
@@ -229,6 +240,7 @@ EACH = pytest.mark.parametrize(
         pytest.param(of_fastapi, id="FastAPI"),
         pytest.param(of_django, id="Django"),
         pytest.param(of_django_async, id="Django, async"),
+        pytest.param(of_django_in_threads, id="Django, a plain view under ASGI"),
         pytest.param(of_django_within, id="Django, within a middleware"),
         pytest.param(of_rest, id="REST framework"),
     ],
@@ -292,6 +304,7 @@ def test_a_stream_holds_its_place_until_its_last_part(limiter, asked, of):
 
 
 @EACH
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume synchronous")
 @pytest.mark.filterwarnings("ignore:Unclosed file:ResourceWarning")  # of Django, which does not close the request
 def test_a_stream_that_raises_frees_its_place(limiter, asked, of):
     def parts():
