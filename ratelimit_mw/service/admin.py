@@ -54,8 +54,7 @@ def admin_app(service: Service) -> Starlette:
 
     async def show_metrics(_request: Request) -> Response:
         """`/metrics`: the metrics, as Prometheus reads them."""
-        content, content_type = metrics.exposition()
-        return Response(content, headers={"Content-Type": content_type})
+        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def show_rules(_request: Request) -> Response:
         """`/rlconfig`: the rules in force."""
@@ -138,9 +137,9 @@ class Metrics(Collector):
         self._loads = self._failures = 0
         self._version = self._error = ""
 
-    def exposition(self) -> tuple[bytes, str]:
-        """Return the metrics as text, and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+    def exposition(self) -> bytes:
+        """Return the metrics as text of the type `CONTENT_TYPE_LATEST`."""
+        return generate_latest(self._registry)
 
     def stats(self) -> str:
         """Return the counts as lines of text, by the names that envoyproxy/ratelimit gives them at `/stats`."""

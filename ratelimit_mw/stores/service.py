@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ratelimit_mw.algorithms import NOTHING
@@ -153,15 +153,11 @@ class _Address(Endpoint):
 
     def connect(self) -> BlockingConnection:
         """See `Endpoint`."""
-        connection = _Blocking(self)
-        connection.connect()
-        return connection
+        return _Blocking(self).connect()
 
     async def aconnect(self) -> StreamingConnection:
         """See `Endpoint`."""
-        connection = _Streaming(self)
-        await connection.connect()
-        return connection
+        return await _Streaming(self).connect()
 
     def packed(self, pipeline: Sequence[Command]) -> bytes:
         """The bytes of calls, which are pairs of a path and a body."""
@@ -197,7 +193,7 @@ class _Blocking(BlockingConnection):
         super().__init__(_Responses(), address.packed, address.unavailable)
         self._address = address
 
-    def connect(self) -> None:
+    def connect(self) -> Self:
         """See `BlockingConnection`."""
         address = self._address
         try:
@@ -213,6 +209,7 @@ class _Blocking(BlockingConnection):
         except BaseException:
             self.close()
             raise
+        return self
 
     def close(self) -> None:
         """See `BlockingConnection`."""
@@ -228,7 +225,7 @@ class _Streaming(StreamingConnection):
         super().__init__(_Responses(), address.patience, address.packed)
         self._address = address
 
-    async def connect(self) -> None:
+    async def connect(self) -> Self:
         """See `StreamingConnection`."""
         address = self._address
         context = await asyncio.to_thread(address.context)
@@ -240,6 +237,7 @@ class _Streaming(StreamingConnection):
         except (OSError, UnicodeError) as error:  # also TimeoutError
             raise address.unavailable(error) from error
         await self._introduce(address.introduction, _require_decisions)
+        return self
 
 
 class ServiceStore(Server):

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ratelimit_mw.errors import ErrorReply, NoAnswer, StoreUnavailable
 from ratelimit_mw.stores.redis.codec import Command, Conversation, Result, only_text, packed
@@ -180,8 +180,8 @@ class BlockingConnection(ABC):
         self._used = 0.0
 
     @abstractmethod
-    def connect(self) -> None:
-        """Connect, and do what must precede the first request."""
+    def connect(self) -> Self:
+        """Connect, do what must precede the first request, and return this connection."""
 
     @abstractmethod
     def close(self) -> None:
@@ -318,8 +318,8 @@ class StreamingConnection(asyncio.Protocol, ABC):
         self._ongoing: deque[_Ongoing] = deque()
 
     @abstractmethod
-    async def connect(self) -> None:
-        """Connect, and do what must precede the first request."""
+    async def connect(self) -> Self:
+        """Connect, do what must precede the first request, and return this connection."""
 
     @property
     def usable(self) -> bool:

@@ -11,7 +11,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import redis.asyncio.connection
@@ -112,7 +112,7 @@ class Blocking(BlockingConnection):
         self._connection, self._introduction = _connection(url, redis.connection, patience, place)
         self._patience = patience
 
-    def connect(self) -> None:
+    def connect(self) -> Self:
         """Connect, authenticate and select the database."""
         try:
             self._connection.connect()
@@ -127,6 +127,7 @@ class Blocking(BlockingConnection):
                 self.close()
                 raise
         self._used = time.monotonic()
+        return self
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -156,7 +157,7 @@ class Streaming(StreamingConnection):
         super().__init__(Replies(0), patience)  # a decision is one text
         self._connection, self._introduction = _connection(url, redis.asyncio.connection, patience, place)
 
-    async def connect(self) -> None:
+    async def connect(self) -> Self:
         """Connect, authenticate and select the database."""
         try:
             await self._connection.connect()
@@ -174,6 +175,7 @@ class Streaming(StreamingConnection):
             raise reason
         if self._introduction:
             await self._introduce(self._introduction, _check_handshake)
+        return self
 
     def close(self, reason: StoreUnavailable) -> None:
         """See `StreamingConnection`."""
@@ -278,15 +280,11 @@ class Direct(Endpoint):
 
     def connect(self) -> Blocking:
         """See `Endpoint`."""
-        connection = Blocking(self._url, self._patience, **self._place)
-        connection.connect()
-        return connection
+        return Blocking(self._url, self._patience, **self._place).connect()
 
     async def aconnect(self) -> Streaming:
         """See `Endpoint`."""
-        connection = Streaming(self._url, self._patience, self._place)
-        await connection.connect()
-        return connection
+        return await Streaming(self._url, self._patience, self._place).connect()
 
     def explained(self, error: StoreUnavailable) -> StoreUnavailable:
         """See `Endpoint`."""
