@@ -334,21 +334,17 @@ def is_unknown_script(reply: object) -> bool:
 
 
 class _Headers(dict[int, bytes]):
-    """The header of a text or an array in the Redis protocol, by its length. Those of short ones are kept."""
-
-    def __init__(self, kind: bytes) -> None:
-        super().__init__()
-        self._kind = kind
+    """The header of a text in the Redis protocol, by its length. Those of short texts are kept."""
 
     def __missing__(self, length: int) -> bytes:
-        header = b"%b%d" % (self._kind, length)
+        header = b"$%d" % length
         if length < _SHORT:
             self[length] = header
         return header
 
 
 _SHORT = 4096
-_texts, _arrays = _Headers(b"$"), _Headers(b"*")
+_texts = _Headers()
 
 
 def packed(pipeline: Sequence[Command]) -> bytes:
@@ -362,7 +358,7 @@ def _pack(command: Command) -> bytes:
         return _CALL % (len(a), a, len(b), b, len(c), c, len(d), d, len(e), e, len(f), f, len(g), g, len(h), h)
     # Only C code runs for each word.
     words = [b""] * (2 * len(command) + 2)
-    words[0] = _arrays[len(command)]
+    words[0] = b"*%d" % len(command)
     words[1:-1:2] = map(_texts.__getitem__, map(len, command))
     words[2:-1:2] = command
     return b"\r\n".join(words)
