@@ -24,11 +24,6 @@ _ADVICE = (
     "the middleware is not around this app; write app.add_middleware(ratelimit_mw.asgi.RateLimitMiddleware, config=…)"
 )
 
-_NOT_FOUND = (
-    "the middleware did not find this route with refund_when at the start of the app: add the route before; if another "
-    "middleware is around the app, it must have the app in its attribute `app`"
-)
-
 _CLASSES = "HTTPEndpoint or WebSocketEndpoint"
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
@@ -135,7 +130,10 @@ def refunds_of(connection: HTTPConnection) -> Callable[[Refund], None]:
 
         if connection.scope["type"] == "http":
             if REFUNDS not in connection.scope:
-                raise RuntimeError(_NOT_FOUND)
+                raise RuntimeError(
+                    "the middleware did not find this route with refund_when at the start of the app: add the route "
+                    "before; if another middleware is around the app, it must have the app in its attribute `app`"
+                )
             connection.scope[REFUNDS].append(settle)
 
     return later

@@ -211,15 +211,13 @@ class DeferralService:
         A request is refused if it cannot be replayed unchanged, or if the queue is full or unavailable. Requests of
         one `lane` are replayed in order. `root` is the path at which the app is mounted.
         """
-        page = self._queued(verdict, rules, stored, body, lane=lane, root=root)
+        page = self._queued(verdict, rules, stored, body, lane=lane, root=root) if stored.replayable() else None
         self._tally.deferred(verdict.rule, "refused" if page is None else "queued")
         return page
 
     def _queued(
         self, verdict: Verdict, rules: Rules, stored: StoredRequest, body: bytes, *, lane: str, root: str
     ) -> ReadyResponse | None:
-        if not stored.replayable():
-            return None
         name = random_id()
         fields: dict[str, str | bytes] = {
             "request": stored.packed(),

@@ -301,8 +301,11 @@ class RateLimitMiddleware:
         if not response.streaming:
             return [*moves, *account.end()]
         settlement = self._engine.settlement
-        settle, soon = settlement.settle, settlement.settle_soon
-        self._at_end(response, lambda: settle(account, account.end()), lambda: soon(account, account.end()))
+        self._at_end(
+            response,
+            lambda: settlement.settle(account, account.end()),
+            lambda: settlement.settle_soon(account, account.end()),
+        )
         return moves
 
     def _at_end(self, response: Any, then: Callable[[], None], soon: Callable[[], object]) -> None:
@@ -310,7 +313,15 @@ class RateLimitMiddleware:
 
         An async stream calls `soon` at its end, which must not block.
         """
-        _at_close(response, then)
+        close = response.close
+
+        def close_and_then() -> None:
+            try:
+                close()
+            finally:
+                then()
+
+        response.close = close_and_then  # only for this response
         if self._awaits:
             parts = response.streaming_content
             response.streaming_content = _until_end(parts, soon) if response.is_async else _until_error(parts, then)
@@ -345,16 +356,3 @@ def _until_error(parts: Iterable[bytes], then: Callable[[], object]) -> Iterator
     except Exception:
         then()
         raise
-
-
-def _at_close(response: Any, then: Callable[[], None]) -> None:
-    """Call `then` after the server has closed the response."""
-    close = response.close
-
-    def close_and_then() -> None:
-        try:
-            close()
-        finally:
-            then()
-
-    response.close = close_and_then  # only for this response
