@@ -188,7 +188,7 @@ def replayed(tmp_path, limit=6):
 
 def test_it_has_an_exact_what_if(added, tmp_path):
     (curve,) = replayed(tmp_path).curves
-    assert curve.method == "exact"
+    assert curve.why_replayed == ""
     assert len(set(curve.denied)) > 1
     assert list(curve.denied) == [replayed(tmp_path, limit).outcome.denied for limit in curve.limits]
 
