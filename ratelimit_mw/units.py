@@ -1,4 +1,4 @@
-"""Units: the one grammar of durations and that of sizes, and how a duration is written in messages.
+"""Units: the one grammar of durations and that of sizes, how a duration is written in messages, and whole costs.
 
 Inside the package a duration is a whole number of microseconds. A rules file writes `500ms`, `2 seconds`, `1h`, `1 day`
 or `minute`, and every word that takes a duration reads it with `parse_duration`.
@@ -118,3 +118,14 @@ def spell_duration(duration: int) -> str:
     """Return a duration (microseconds) as text: "1 minute", "2 hours"."""
     words = spell_period(duration)
     return words if " " in words else f"1 {words}"
+
+
+_MAX_COST = 10**15
+"""A greater cost is reduced to this number. It is above every limit, and every store represents it exactly."""
+
+
+def whole(cost: object) -> int:
+    """The cost as a plain int, at most 10^15. Raises ValueError unless it is a whole number of at least 0."""
+    if not isinstance(cost, int) or cost < 0:
+        raise ValueError(f"cost is {cost!r}: it must be a whole number of at least 0")
+    return min(int(cost), _MAX_COST)

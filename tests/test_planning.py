@@ -456,6 +456,46 @@ def test_clients_that_share_a_pattern_have_the_plans_that_their_addresses_alone_
     limiter.close()
 
 
+NAMED_ADDRESSES = st.dictionaries(
+    st.sampled_from(["ip", "remote_address", " ip "]), st.sampled_from([*ADDRESSES, "192.0.2.1/24", "", "\0", 7])
+)
+FURTHER = st.dictionaries(
+    st.sampled_from(["method", "path", "user"]), st.sampled_from(["GET", "OPTIONS", "/a", "/b", "192.0.2.1", None])
+)
+
+
+@pytest.mark.parametrize("rules", BY_ADDRESS)
+def test_check_has_the_plan_of_its_arguments_whatever_clients_share_a_pattern(rules):
+    limiter = RateLimiter({"domain": "d", "rules": rules}, clock=ManualClock(0))
+    kept = len(limiter.rules.plans)
+
+    @settings(max_examples=200)
+    @given(NAMED_ADDRESSES, FURTHER, st.sampled_from([0, 1, 3, 10**16]), st.booleans())
+    def compare(addresses, further, cost, address_first):
+        attributes = {**addresses, **further} if address_first else {**further, **addresses}
+        made = limiter.rules.plan(limiter.rules.attributes.request_of(attributes), min(cost, 10**15))
+        for _ in range(3):
+            assert limiter.engine.planner.plan_given(limiter.rules, attributes, cost).charges == made
+
+    compare()
+    assert len(limiter.rules.plans) > kept
+    limiter.close()
+
+
+def test_clients_with_long_arguments_share_no_pattern():
+    with RateLimiter({"domain": "d", "rules": [{**ALL, "by": "ip+method"}]}) as limiter:
+        for n in range(5):
+            limiter.check({"ip": f"192.0.2.{n}", "method": "M" * 600})
+        assert len(limiter.rules.plans) == 0
+
+
+def test_a_negative_cost_is_refused_for_each_client():
+    with RateLimiter({"domain": "d", "rules": [{**ALL, "by": "ip"}]}) as limiter:
+        for n in range(5):
+            with pytest.raises(ValueError, match="at least 0"):
+                limiter.check({"ip": f"192.0.2.{n}"}, -1)
+
+
 def test_only_the_second_request_of_a_kind_makes_the_pattern_of_the_next_ones(engine, monkeypatch):
     limiter, made = engine({**ALL, "by": "ip", "match": {"path": "/{name}"}}), []
     monkeypatch.setattr(AsgiRequest, "__init__", watching(AsgiRequest.__init__, made))

@@ -24,21 +24,10 @@ from ratelimit_mw.rules.matching import Plans
 from ratelimit_mw.settings import LoadSettings
 from ratelimit_mw.stores.base import ReplyFields
 from ratelimit_mw.tally import Passes
-
-_MAX_COST = 10**15
-"""A greater cost is reduced to this number. It is above every limit, and every store represents it exactly."""
-
-
-def whole(cost: object) -> int:
-    """The cost as a plain int, at most 10^15. Raises ValueError unless it is a whole number of at least 0."""
-    if not isinstance(cost, int) or cost < 0:
-        raise ValueError(f"cost is {cost!r}: it must be a whole number of at least 0")
-    return min(int(cost), _MAX_COST)
-
+from ratelimit_mw.units import whole
 
 _new = object.__new__
 _tuple = tuple.__new__
-_MAX_CACHED = 512  # characters: the plan for a longer mapping of attributes is not cached
 _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
 
 
@@ -242,28 +231,33 @@ class Planner:
         key: Hashable = head[4] if known.by_peer and head[3] == "GET" else head if known.by_path else head[3:]
         plan: Plan | None = find(key)
         if plan is None and known.patterned:
-            plan = self._patterned(known, key, rules, context, head)
+            similar = head[:4] if known.by_path else head[3:4]
+            pattern: Pattern | None = known.get(similar)
+            if pattern is None and known.seen(similar):
+                pattern = self._pattern(known, similar, rules, head[0](context, head))
+            plan = _patterned(known, key, pattern, head[4])
         if plan is None:
             plan = self._kept(known, key, rules, head[0](context, head))
         return plan
 
-    def _patterned(self, known: Plans, key: Hashable, rules: Rules, context: Any, head: RequestHead) -> Plan | None:
-        """Make a plan by the pattern of similar requests. None if they have none, or if the address is unknown."""
-        similar = head[:4] if known.by_path else head[3:4]
-        pattern: Pattern | None = known.get(similar)
-        if pattern is None:
-            if not known.seen(similar):
-                return None
-            request: Request = head[0](context, head)
-            request.values["ip"] = _BLANK
-            pattern = Pattern(self._planned(rules, request, 1, None), rules.attributes.client_address)
-            if self.switch.thrown or not known.keeps(request):
-                return None
-            known.put(similar, pattern)
-        plan = pattern.plan(head[4])
-        if plan is not None and known.seen(key):
-            known.put(key, plan)
-        return plan
+    def _pattern(
+        self,
+        known: Plans,
+        similar: Hashable,
+        rules: Rules,
+        request: Request,
+        cost: int = 1,
+        *,
+        given: Mapping[str, object] | None = None,
+    ) -> Pattern | None:
+        """Make the pattern of similar requests by one whose address is not read yet, and keep it. See `_kept`."""
+        request.values["ip"] = _BLANK
+        pattern = Pattern(self._planned(rules, request, cost, None), rules.attributes.client_address)
+        keeps = known.keeps(request) if given is None else known.patterns_given(given)
+        if self.switch.thrown or not keeps:
+            return None
+        known.put(similar, pattern)
+        return pattern
 
     def _kept(
         self,
@@ -281,7 +275,7 @@ class Planner:
         # Do not cache the plan if the switch was turned during the call, or while equal requests are to be noticed.
         if (
             known.seen(key)
-            and (known.keeps(request) if given is None else _cacheable(given))
+            and (known.keeps(request) if given is None else known.keeps_given(given))
             and not self.switch.thrown
             and rules.attributes.absences == absences
         ):
@@ -363,6 +357,14 @@ class Planner:
             plan: Plan | None = find(key)
         except TypeError:  # an unhashable value
             return self.plan(rules, self._request_of(rules, given), cost)
+        if plan is None and known.patterned and type(given.get("ip")) is str:
+            unknown = {**given, "ip": _BLANK}
+            similar = (known.key_of_given(unknown, cost),)  # in a tuple of its own, which no request has as its key
+            pattern: Pattern | None = find(similar)
+            if pattern is None and known.seen(similar):
+                request = self._request_of(rules, unknown)
+                pattern = self._pattern(known, similar, rules, request, whole(cost), given=unknown)
+            plan = _patterned(known, key, pattern, given["ip"])
         if plan is None:
             plan = self._kept(known, key, rules, self._request_of(rules, given), whole(cost), given=given)
         return plan
@@ -433,10 +435,12 @@ class Planner:
         return charges
 
 
-def _cacheable(given: Mapping[str, Any]) -> bool:
-    """Whether the attributes are plain strings, as `Plans` requires, and short enough to be cached."""
-    texts = [*given, *(value for value in given.values() if value is not None)]
-    return all(type(text) is str for text in texts) and sum(map(len, texts)) <= _MAX_CACHED
+def _patterned(known: Plans, key: Hashable, pattern: Pattern | None, address: str | None) -> Plan | None:
+    """Make a plan by the pattern of similar requests. None if they have none, or if `address` is no address."""
+    plan = None if pattern is None else pattern.plan(address)
+    if plan is not None and known.seen(key):
+        known.put(key, plan)
+    return plan
 
 
 def _settled_late(charge: Charge, ends: bool) -> bool:

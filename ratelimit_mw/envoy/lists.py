@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ratelimit_mw.algorithms import ALGORITHMS, with_overdraft
 from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.load import Meter
-from ratelimit_mw.decision.planning import Plan, Refusal, whole
+from ratelimit_mw.decision.planning import Plan, Refusal
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.envoy.tree import DEFAULT, MOST, AppliedLimit, DescriptorLimit, asked, replaced_among
 from ratelimit_mw.errors import StoreUnavailable, quoted
@@ -39,7 +39,7 @@ from ratelimit_mw.rules.compiled import BLOCKED, escaped
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.ruleset import REFUSED, RuleSet
 from ratelimit_mw.stores.base import LOOK, Intent, Steps
-from ratelimit_mw.units import SECOND, UNITS
+from ratelimit_mw.units import SECOND, UNITS, whole
 
 _UNIT_NAMES = {period: unit for unit, period in UNITS.items()}
 

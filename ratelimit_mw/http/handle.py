@@ -6,7 +6,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ratelimit_mw.decision.planning import NO_PLAN, Plan, whole
+from ratelimit_mw.decision.planning import NO_PLAN, Plan
 from ratelimit_mw.decision.settlement import Account, Move, Settlement
 from ratelimit_mw.decision.verdict import Conclusion, Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse, LatestAnswers
@@ -17,6 +17,7 @@ from ratelimit_mw.model import SECOND, Decision
 from ratelimit_mw.rules.compiled import NamedRule
 from ratelimit_mw.rules.domains import Rules, require_routes_of
 from ratelimit_mw.rules.inline import UNSET, InlineLimit, Key, named_rule
+from ratelimit_mw.units import whole
 
 _H = TypeVar("_H", bound="RequestHandle")
 

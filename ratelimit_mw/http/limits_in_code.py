@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 from ratelimit_mw.config.words.overrides import read_methods, reads_as_limit, validate_inline
-from ratelimit_mw.decision.planning import whole
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import ConfigurationError, Problem, quoted
@@ -22,6 +21,7 @@ from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import SAMPLE, UNSET, InlineLimit, text_of_key
 from ratelimit_mw.stores.base import NO_STORE, Step, Steps, adrive, drive
+from ratelimit_mw.units import whole
 
 RULES_OF_VIEW = "ratelimit_rules"
 """The attribute of a decorated view that has what its decorators ask for (`Placed`), the outermost first."""

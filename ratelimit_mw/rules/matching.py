@@ -12,7 +12,7 @@ from sys import getsizeof
 from typing import Any
 
 from ratelimit_mw.identity.address import Networks
-from ratelimit_mw.identity.attributes import Attributes, Reader
+from ratelimit_mw.identity.attributes import Attributes, Reader, canonical_name
 from ratelimit_mw.identity.fields import TOO_MANY
 from ratelimit_mw.identity.http_request import MOST_BYTES, UNREAD, ReadFields
 from ratelimit_mw.identity.identifier import NO_PARAMETERS, Parameters
@@ -218,7 +218,7 @@ def _by_value(read: Reader, table: Mapping[str | None, Sequence[Candidate]]) -> 
 
 
 _MOST = 4096  # about 3 MB, and at most 20 MB if clients fill the fields of all
-_LONG = 512  # characters: longer paths are remembered nowhere
+_LONG = 512  # characters: longer paths, or arguments of `check()`, are remembered nowhere
 
 
 class Plans:
@@ -277,6 +277,16 @@ class Plans:
             and fields is not UNREAD
             and sum(map(getsizeof, fields)) <= MOST_BYTES
         )
+
+    @staticmethod
+    def keeps_given(given: Mapping[str, Any]) -> bool:
+        """Return True if the plan for arguments of `check()` may be kept: they are texts, and short enough."""
+        texts = [*given, *(value for value in given.values() if value is not None)]
+        return all(type(text) is str for text in texts) and sum(map(len, texts)) <= _LONG
+
+    def patterns_given(self, given: Mapping[str, Any]) -> bool:
+        """Return True if clients that give such arguments may share a pattern. With two addresses, they may not."""
+        return self.keeps_given(given) and [canonical_name(name) for name in given].count("ip") == 1
 
     def put(self, key: Hashable, plan: object) -> None:
         """Keep `plan`."""
