@@ -15,7 +15,7 @@ from ratelimit_mw.foresight.logs.entry import LogEntry, from_wire
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
 from ratelimit_mw.identity.attributes import canonical_name
 from ratelimit_mw.identity.http_request import AsgiRequest
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.identifier import choices_of
 from ratelimit_mw.model import Charge
 from ratelimit_mw.rules.compiled import CompiledRule
 from ratelimit_mw.rules.domains import Rules
@@ -207,14 +207,15 @@ def find_gaps(
     for part in rules.parts:
         for rule in part.compiled:
             name = rule.rule.name
-            needs, differences = list(_needs(rule, has, absent)), list(_differences(rule, has))
+            was_asked = bool(asked.get(name))
+            needs, differences = list(_needs(rule, has, absent, was_asked)), list(_differences(rule, has))
             end = "the replay goes without it"
-            if not asked.get(name):
+            if not was_asked:
                 needs, differences = needs[:1], []  # one reason is enough
                 end = "it was never asked"
             texts = [f"{need}, which this log does not have: {end}{_hint(field)}" for need, field in needs]
             texts += differences
-            if not (texts or asked.get(name)):
+            if not (texts or was_asked):
                 texts = ["matched no request"]
             found += [Gap(name, f"rule {quoted(name)} {text}") for text in texts]
         described = {rule.name for rule in part.rules} - {rule.rule.name for rule in part.compiled}
@@ -229,21 +230,27 @@ def find_gaps(
     return found
 
 
-def _needs(rule: CompiledRule, has: Has, absent: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Yield what a rule does with what the log does not have, and the field for it. "" if no log has it."""
-    in_flight = any(ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas)
+def _needs(rule: CompiledRule, has: Has, absent: Callable[[str], bool], asked: bool) -> Iterator[tuple[str, str]]:
+    """Yield what a rule needs and the log does not have, each with the field for it. The field is "" if no log has it.
+
+    Of a rule that was not asked, only what may be the reason is yielded.
+    """
+    in_flight = [ALGORITHMS[quota.algorithm].in_flight for quota in rule.quotas]
+    needs_duration = any(in_flight) and (asked or all(in_flight))
+    choices = [names for entry in rule.by for names in choices_of(entry)]
+    lacking = {name: absent(name) or (name == "route" and rule.needs_routes) for names in choices for name in names}
+    needs_all = asked or all(any(lacking[name] for name in names) for names in choices)
     needs = {
         ("applies only where the app asks for it", ""): rule.on_demand,
         ("counts the messages of WebSockets", ""): rule.rule.messages,
         ("counts by status", "status"): rule.rule.counts is not None and not has("status"),
-        ("counts requests in flight and needs their duration", "duration"): in_flight and not has("duration"),
+        ("counts requests in flight and needs their duration", "duration"): needs_duration and not has("duration"),
         **{(f"applies by {exact.name}", exact.name): absent(exact.name) for exact in rule.match.exact},
+        **{(f"counts by {name}", name): needs_all and lacks for name, lacks in lacking.items()},
+        ("has limits by tier", "tier"): asked and rule.tiers is not None and absent("tier"),
+        ("reads the cost from the response", ""): asked and rule.rule.cost_after is not None,
+        ("is elastic by the load of the process", ""): asked and any(quota.elastic for quota in rule.quotas),
     }
-    for name in dict.fromkeys(name for entry in rule.by for name in attributes_of(entry)):
-        needs[f"counts by {name}", name] = absent(name) or (name == "route" and rule.needs_routes)
-    needs["has limits by tier", "tier"] = rule.tiers is not None and absent("tier")
-    needs["reads the cost from the response", ""] = rule.rule.cost_after is not None
-    needs["is elastic by the load of the process", ""] = any(quota.elastic for quota in rule.quotas)
     yield from (need for need, lacks in needs.items() if lacks)
 
 

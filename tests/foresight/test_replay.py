@@ -271,6 +271,27 @@ def test_what_the_log_does_not_have_is_reported(log):
     assert not result.unasked
 
 
+ELASTIC = {"elastic": {"up_to": "200%", "below": 0.7}}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param({"by": ["ip", "user"]}, id="also by user"),
+        pytest.param({"by": "user|ip"}, id="by user or address"),
+        pytest.param({"limit": ["5 concurrent", "5 per minute"]}, id="also requests in flight"),
+        pytest.param({"limit": {"default": "5 per minute", "gold": "9 per minute"}}, id="by tier"),
+        pytest.param({"cost": "response:X-Cost"}, id="a cost of the response"),
+        pytest.param({"throttle": ELASTIC}, id="elastic"),
+    ],
+)
+def test_what_the_log_does_not_have_is_no_reason_if_the_rule_would_not_be_asked_with_it(log, words):
+    rule = {"name": "nowhere", "match": {"path": "/nowhere"}, "limit": "5 per minute", **words}
+    client = {"user": "header:Authorization", "tier": "header:X-Plan", "secret": "s"}
+    result = replayed(log(line(0)), rule, sections={"client": client})
+    assert texts(result) == ["rule 'nowhere' matched no request"]
+
+
 def test_a_rule_that_counts_by_a_status_is_not_asked_without_one(log):
     path = log('{"time": 1772366400, "ip": "192.0.2.1", "target": "/login"}\n')
     places = {"time": "time", "ip": "ip", "target": "target"}
@@ -306,7 +327,6 @@ def minute(number):
     return {"unit": "minute", "requests_per_unit": number}
 
 
-ELASTIC = {"elastic": {"up_to": "200%", "below": 0.7}}
 KINDS = [
     ({"descriptors": [{"key": "remote_address", "rate_limit": minute(2)}]}, 3, ""),
     ({"descriptors": [{"key": "path", "value": "/x", "rate_limit": minute(2)}]}, 0, "'path=/x' matched no request"),
