@@ -1,4 +1,4 @@
-"""Units: the one grammar of durations and that of sizes, how a duration is written in messages, and whole costs.
+"""Units: the grammar of durations, that of sizes, how messages show a duration, and whole costs.
 
 Inside the package a duration is a whole number of microseconds. A rules file writes `500ms`, `2 seconds`, `1h`, `1 day`
 or `minute`, and every word that takes a duration reads it with `parse_duration`.

@@ -289,7 +289,7 @@ _STORE_TIMEOUT = 2.0
 def open_limiter(config: str, storage: str | None) -> Iterator[RateLimiter]:
     """Yield a limiter with these rules and the run-time overrides, and close it afterwards.
 
-    End the command if the rules cannot be used, or the store does not answer within the block.
+    End the command if the rules cannot be used, or if the store does not answer inside the block.
     """
     try:
         limiter = RateLimiter(config, storage=storage)

@@ -42,7 +42,7 @@ _CLAIM = "header:authorization"
 """The header in which a client claims to be a user, before the app has verified it."""
 
 WITHOUT_USER = "counts by user, but client.user is not set: only Django's middleware knows the user"
-"""The warning of a rule by user that does not hold for an app with that middleware."""
+"""The warning about a rule by user. It does not hold for an app with Django's middleware."""
 
 _ALWAYS_THERE = {"global", "ip"}
 _ESCAPED = re.compile("%[0-9A-Fa-f]{2}")

@@ -50,9 +50,9 @@ Author = Annotated[str | None, typer.Option("--author", help="Who makes the chan
 
 @contextmanager
 def shared(config: str, storage: str | None, what: str, instead: str = "") -> Iterator[RateLimiter]:
-    """Yield a limiter whose records other processes can read. If there is none, end the command.
+    """Yield a limiter whose records other processes can read.
 
-    If there is none, the error begins with `what` and ends with `instead`.
+    Without such records, the command ends with an error that begins with `what` and ends with `instead`.
     """
     with open_limiter(config, storage) as limiter:
         if isinstance(limiter.overrides.records, MemoryRecords):

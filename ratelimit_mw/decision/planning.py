@@ -34,7 +34,7 @@ _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps ha
 class Shape:
     """What the plans of all clients share that ask the same limits of the same rules at the same costs.
 
-    With many clients, their plans are not in the cache of the processor, and this is. When the first such plan is
+    With many clients, the plans do not stay in the cache of the processor, but this does. When the first such plan is
     executed, the engine sets `place` and `decide`, and then `passes`, which counts the requests that all rules allow,
     and `brief_passes`.
 
@@ -58,9 +58,9 @@ class Shape:
         """The same, if the plan is `brief`. Otherwise None."""
         special = [rule.hidden or ask.quota.spare or ask.quota.waits for rule, ask in charges]
         self.brief = plain and len(shadows) < len(charges) and not any(special)
-        """Whether a reply that admits tells all: a counter is enforced, headers show all, and no request waits."""
+        """Whether the rows of a reply that admits say all: one is enforced, and none is hidden, throttled or paced."""
         self.terms = [terms_of(rule, ask.quota) for rule, ask in charges]
-        """What is told of each counter. The charges of a plan are not read for it."""
+        """The terms of each counter, so that the charges of a plan need not be read for them."""
         self.shadows: Sequence[int] = shadows
         """The indices of the asks that are shadows."""
         self.direct = direct and bool(charges) and not any(charges[place].rule.quota_group for place in shadows)
@@ -105,7 +105,7 @@ class Plan:
         return Verdict(self.charges, reply)
 
     def decision_of(self, reply: ReplyFields) -> Decision:
-        """The decision for the app, of the reply that was concluded on this plan. It is what its verdict tells."""
+        """The decision for the app, made of a reply that was concluded on this plan. It equals that of the verdict."""
         now, rows, _ = reply
         if len(rows) > 1:
             return self.verdict_of(reply).decision
@@ -125,15 +125,15 @@ class Plan:
 
 
 _BLANK = "\0"
-"""In place of the address in the plan that a pattern is made of. No key has this character."""
+"""Stands for the address in the plan from which a pattern is made. No key contains this character."""
 
 
 class Pattern:
-    """What the plans of requests share that differ in the address alone.
+    """What plans share that differ in the address alone. It makes the plan of a further address.
 
     Args:
-        plan: The plan of such a request, with `_BLANK` in place of its address.
-        addresses: Reads the addresses of the others.
+        plan: Such a plan, with `_BLANK` in place of the address.
+        addresses: Cuts an address to its network.
     """
 
     __slots__ = ("_addresses", "_asked", "_shape")
@@ -144,7 +144,7 @@ class Pattern:
         self._shape = plan.shape
 
     def plan(self, peer: str | None) -> Plan | None:
-        """The plan for the address of a peer. None if it is no address."""
+        """The plan for the address of a peer. None if the text is no address."""
         network = self._addresses.cut(canonical(peer))
         if network is None:
             return None
@@ -250,7 +250,7 @@ class Planner:
         *,
         given: Mapping[str, object] | None = None,
     ) -> Pattern | None:
-        """Make the pattern of similar requests by one whose address is not read yet, and keep it. See `_kept`."""
+        """Make and keep the pattern of similar requests from one whose address is not read yet. See `_kept`."""
         request.values["ip"] = _BLANK
         pattern = Pattern(self._planned(rules, request, cost, None), rules.attributes.client_address)
         keeps = known.keeps(request) if given is None else known.patterns_given(given)
@@ -359,7 +359,7 @@ class Planner:
             return self.plan(rules, self._request_of(rules, given), cost)
         if plan is None and known.patterned and type(given.get("ip")) is str:
             unknown = {**given, "ip": _BLANK}
-            similar = (known.key_of_given(unknown, cost),)  # in a tuple of its own, which no request has as its key
+            similar = (known.key_of_given(unknown, cost),)  # no other key is a tuple of one tuple
             pattern: Pattern | None = find(similar)
             if pattern is None and known.seen(similar):
                 request = self._request_of(rules, unknown)
@@ -436,7 +436,7 @@ class Planner:
 
 
 def _patterned(known: Plans, key: Hashable, pattern: Pattern | None, address: str | None) -> Plan | None:
-    """Make a plan by the pattern of similar requests. None if they have none, or if `address` is no address."""
+    """Make a plan from the pattern of similar requests. None without a pattern, or if `address` is no address."""
     plan = None if pattern is None else pattern.plan(address)
     if plan is not None and known.seen(key):
         known.put(key, plan)

@@ -151,7 +151,7 @@ class Shedder:
 
 
 def _highest(charges: Sequence[Charge]) -> tuple[Priority, Rule]:
-    """The highest priority that a rule sets, and the first rule that sets it; "normal" and no rule if none does."""
+    """The highest priority that a rule sets, and the first rule that sets it; "normal" and `_NO_RULE` if none does."""
     for priority in reversed(BANDS):
         for charge in charges:
             if charge.rule.priority == priority:

@@ -321,7 +321,7 @@ def fields_of(now: int, row: Row, terms: Terms, over: str | None = None, reason:
 
 
 def only_policy(fields: list[Any]) -> Decision:
-    """The decision on a request with one counter, of the fields of the decision about the counter."""
+    """The decision on a request with one counter. `fields` are those of its only policy."""
     policy = _decision(fields)
     fields[_POLICIES] = (policy,)
     return _decision(fields)

@@ -235,8 +235,8 @@ class DeferralService:
         return accepted_page(location, max(1, -(-wait // SECOND)))
 
     def _asked(self, rules: Rules, ask: Callable[[Queue], T]) -> T:
-        """Return the answer of the queue. Raises StoreUnavailable, and at once while the queue is left alone."""
-        with self._asking:  # of the threads that wait for a queue that does not answer, only the first asks it
+        """Return what `ask` returns. Raises StoreUnavailable, and at once if the queue did not answer just before."""
+        with self._asking:  # if the queue does not answer, only the first of the waiting threads asks it
             if time.monotonic() < self._unavailable_until:
                 raise StoreUnavailable("the queue did not answer a moment ago")
             try:

@@ -68,7 +68,7 @@ local commands = {}
 
 -- Adds a new request. Returns 0 if the queue or the lane is full.
 function commands.put(id, lane, most, most_each, ...)
-  -- Requests that have expired since no worker runs. Their lanes may have expired too, so `advance` does not find them.
+  -- Removes requests that expired while no worker ran. `advance` does not find them if their lanes expired, too.
   redis.call('ZREMRANGEBYSCORE', open, '-inf', micros(now - ttl * 1000))
   if redis.call('ZCARD', open) >= tonumber(most) then return 0 end
   if redis.call('LLEN', list(lane)) >= tonumber(most_each) then return 0 end

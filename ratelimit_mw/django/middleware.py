@@ -248,7 +248,7 @@ class RateLimitMiddleware:
             if response.streaming:  # it occupies its thread or task until it is closed
                 end = busy.pop_all().close
                 self._at_end(response, end, end)
-                finalize(response, end)  # it is not closed if an outer middleware replaces it, as by a 304
+                finalize(response, end)  # if an outer middleware replaces it, as by a 304, it is not closed
         add_headers(answers, response, handle)
         return response
 
@@ -309,9 +309,10 @@ class RateLimitMiddleware:
         return moves
 
     def _at_end(self, response: Any, then: Callable[[], None], soon: Callable[[], object]) -> None:
-        """Call `then` when a streaming response is closed, or raises: under ASGI, Django does not close it then.
+        """Call `then` when a streaming response is closed or raises.
 
-        An async stream calls `soon` at its end, which must not block.
+        Under ASGI, Django does not close a response that raises. An async stream calls `soon` at its end instead: it
+        must not block.
         """
         close = response.close
 

@@ -172,7 +172,7 @@ class Curve(NamedTuple):
         quota: The limit in force as a person writes it, "60 per minute".
         algorithm: The name of the algorithm.
         why_replayed: Why the engine replayed the log at each limit, as a phrase ("it bans"). "" if the curve is exact:
-            made by arithmetic over the arrivals, for all limits at once, with the result of the engine.
+            computed from the arrivals for all limits at once. Its numbers equal those of the engine.
         limit: The limit in force: the number of requests per period.
         limits: The limits, ascending. `limit` is one of them.
         denied: How many requests the rule denies at each limit.

@@ -77,7 +77,7 @@ class Activity(NamedTuple):
         requests: Decisions a second.
         denials: Denied requests a second.
         steps: The decisions and the denials of each step.
-        rules: What each rule did, without those that did nothing lately.
+        rules: What each rule did, without those with no decision in 10 seconds and no ban in 15 minutes.
         limited: The clients that are limited now, the most denied first.
         load: The load, from 0 to 1. Of several processes, the largest load. None if it is not measured.
     """

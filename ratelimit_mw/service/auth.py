@@ -46,7 +46,7 @@ _DENIED = "403"
 
 _LONGEST_QUERY = 1024
 _MOST_KEPT = 1000
-"""The most peers, and the most queries, whose readings are kept."""
+"""The most peers, and the most queries, that are remembered."""
 
 _EMPTY_BODY = {"type": "http.response.body", "body": b""}
 

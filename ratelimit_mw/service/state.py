@@ -68,7 +68,7 @@ class Service:
         return self.started and not self.draining
 
     def refuse(self, reason: str, message: str = "", *arguments: object) -> None:
-        """Count a refused request, by a constant reason such as "message too long". With a message, `warn` of it."""
+        """Count a refused request, by a constant reason such as "message too long". A message is logged by `warn`."""
         self.refused[reason] += 1
         if message:
             self.warn(reason, message, *arguments)

@@ -65,7 +65,7 @@ _outcome: Callable[[type[Outcome], Row], Outcome] = tuple.__new__
 
 
 def complete(fields: ReplyFields) -> Reply:
-    """The reply with these fields, whose outcomes may be plain tuples."""
+    """Return the `Reply` with these fields. Outcomes that are plain tuples become `Outcome`s."""
     if isinstance(fields, Reply):
         return fields
     now, rows, only = fields
@@ -122,7 +122,7 @@ class Store(ABC):
         """The awaitable twin of `ask`. It never blocks the event loop."""
 
     def reply_to(self, request: StoreRequest) -> Awaitable[ReplyFields]:
-        """As `aask`, for callers that only await the fields. It may raise at once instead of when it is awaited.
+        """As `aask`, for callers that only await the fields of the reply. It may raise at once, before it is awaited.
 
         A store may return a future here, which takes less time than a coroutine.
         """

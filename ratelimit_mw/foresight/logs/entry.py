@@ -95,7 +95,7 @@ def _checked(at: int) -> int:
 
 
 _MOST_TIMES = 8192
-"""How many times are remembered."""
+"""The most texts of times that are remembered."""
 
 
 def duration(text: str, unit: float) -> int:

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const EVERY = 2000, LATE = 5000, POINTS = 90;
+  const EVERY = 2000, LATE = 5000, POINTS = 90, HEIGHT = 30;
   const DATA = location.pathname.replace(/\/?$/, "/state.json");  // a proxy may have changed the path
   const id = name => document.getElementById(name);
   const SVG = "http://www.w3.org/2000/svg";
@@ -32,15 +32,15 @@
   }
 
   // A line of at most 90 points. The newest is at the right, and 0 at the bottom.
-  function draw(svg, values, height) {
+  function draw(svg, values) {
     const top = Math.max(0, ...values) || 1;
     const last = values.length - 1;
     const points = values.map((value, index) =>
-      (POINTS - last + index - .5).toFixed(1) + " " + (height - 1 - value / top * (height - 3)).toFixed(2));
+      (POINTS - last + index - .5).toFixed(1) + " " + (HEIGHT - 1 - value / top * (HEIGHT - 3)).toFixed(2));
     const line = points.length ? "M" + points.join("L") : "";
     const right = (POINTS - .5).toFixed(1), left = (POINTS - last - .5).toFixed(1);
-    const area = line && line + "L" + right + " " + height + "L" + left + " " + height + "Z";
-    const paths = [["base", "M0 " + (height - .5) + "H" + POINTS], ["area", area], ["top", line]];
+    const area = line && line + "L" + right + " " + HEIGHT + "L" + left + " " + HEIGHT + "Z";
+    const paths = [["base", "M0 " + (HEIGHT - .5) + "H" + POINTS], ["area", area], ["top", line]];
     paths.forEach(([name, d], index) => {
       const path = svg.children[index] || svg.appendChild(document.createElementNS(SVG, "path"));
       path.setAttribute("class", name);
@@ -51,7 +51,7 @@
   function chart(name, counts, step) {
     const values = counts.map(count => count / step);
     const svg = id(name + "-line"), most = Math.max(0, ...values);
-    draw(svg, values, 30);
+    draw(svg, values);
     const minutes = Math.max(1, Math.round(values.length * step / 60));
     svg.setAttribute("aria-label", `The last ${minutes} minutes: at most ${rate(most)} a second`);
     say(name + "-top", "at most " + rate(most));
