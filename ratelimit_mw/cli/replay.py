@@ -40,7 +40,7 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help=f"{', '.join(WORDS)}, or the log_format of nginx or the LogFormat of Apache.",
+        help=f"{', '.join(WORDS)}, or the text of nginx's log_format or Apache's LogFormat.",
     ),
 ]
 Field = Annotated[

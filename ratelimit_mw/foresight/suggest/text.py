@@ -100,7 +100,7 @@ def _head(proposal: Proposal, traffic: Traffic, logs: Sequence[str], *, enforce:
             f"{traffic.without_address:,} requests have no address that can be read. They are not used."
         )
     yield "#"
-    yield "# Next step: see what these rules would have denied, with the options that read the log:"
+    yield "# Next step: see what these rules would have denied. Add the options with which you read the log:"
     yield f"#   ratelimit-mw replay {' '.join(shlex.quote(printable(log)) for log in logs)} --rules ratelimits.yaml"
     yield "#"
     if not enforce:
