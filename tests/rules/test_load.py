@@ -18,9 +18,6 @@ from tests.rules.corpus import applied, load_text, problems_of, rules
 from tests.support.rules import load_rules
 
 case = pytest.param
-NAN = float("nan")
-
-
 EVERYTHING = """\
 domain: shop
 storage:

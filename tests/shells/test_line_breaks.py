@@ -6,7 +6,6 @@ import pytest
 
 from ratelimit_mw import ConfigurationError, ManualClock, RateLimiter
 
-EVIL = "a\r\nX-Evil: 1"
 RULE = {"name": "a", "by": "ip", "limit": "1 per minute"}
 BREAKS = ["\r\n", "\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\0"]
 

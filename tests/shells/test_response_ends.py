@@ -42,7 +42,6 @@ MORE = {"type": "http.response.body", "body": b"x", "more_body": True}
 LAST = {"type": "http.response.body", "body": b"x"}
 ZEROCOPY = {"type": "http.response.zerocopysend", "file": 0}
 PATH = {"type": "http.response.pathsend", "path": "/x"}
-MORE_TRAILERS = {"type": "http.response.trailers", "headers": [], "more_trailers": True}
 TRAILERS = {"type": "http.response.trailers", "headers": []}
 
 
