@@ -99,7 +99,8 @@ def limited(
                 return await _answer(connection, denial)
             if awaits:
                 return await endpoint(*args, **kwargs)
-            return await run_in_threadpool(endpoint, *args, **kwargs)
+            response = await run_in_threadpool(endpoint, *args, **kwargs)
+            return await response if inspect.isawaitable(response) else response  # of an object with async `__call__`
 
         return placed.marked(limiting)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 from uuid import uuid4
 
@@ -286,3 +287,16 @@ def test_fastapi_s_own_answer_to_a_denial_keeps_its_cookie(me):
 
 def with_a_cookie(request, decision):
     return 403, {"Set-Cookie": "a=1"}, "no"
+
+
+class Called:
+    async def __call__(self, request: Request, greeting: str = "called"):
+        return PlainTextResponse(greeting)
+
+
+@pytest.mark.parametrize("endpoint", [Called(), partial(Called(), greeting="called")], ids=["object", "partial"])
+def test_an_endpoint_that_is_an_object_with_an_async_call_is_awaited(endpoint):
+    limits = RateLimitMiddleware(Starlette(routes=[Route("/", limited("1 per minute")(endpoint))]), config=RULES)
+    with TestClient(limits) as client:
+        assert client.get("/").text == "called"
+        assert client.get("/").status_code == 429
