@@ -199,8 +199,7 @@ class LimitInCode(NamedTuple):
 
     def above(self, view: object, owner: type | None = None) -> "Placed":
         """Return what a decorator asks for that is written above `view`, or above `owner`, whose `dispatch` it is."""
-        below: tuple[Placed, ...] = getattr(view, RULES_OF_VIEW, ())
-        place = 1 + sum(each.limit.is_limit and not each.limit.shared for each in below)
+        place = 1 + sum(each.limit.is_limit and not each.limit.shared for each in _placed_on(view))
         return Placed(self, owner or view, place)
 
     def enforce(
@@ -284,9 +283,9 @@ class Placed(NamedTuple):
     def marked(self, limited: Any) -> Any:
         """Return what `limited` made of a view, with a note of what it asks for above what those below it ask for.
 
-        `limited` was made by `functools.wraps`, so it has the notes of what it wraps.
+        `limited` was made by `functools.wraps`, so it refers to what it wraps.
         """
-        setattr(limited, RULES_OF_VIEW, (self, *getattr(limited, RULES_OF_VIEW, ())))
+        setattr(limited, RULES_OF_VIEW, (self, *_placed_on(limited)))
         if not isinstance(self.view, type):
             for below in wrapped_by(self.view):
                 if hasattr(below, "__dict__"):
@@ -308,6 +307,12 @@ def wrapped_by(view: Any) -> Iterator[Any]:
     while view is not None:
         yield view
         view = view.func if isinstance(view, partial) else getattr(view, "__wrapped__", None)
+
+
+def _placed_on(view: object) -> tuple[Placed, ...]:
+    """Return the notes of a view. `functools.wraps` copies those of what it wraps, but a partial has none."""
+    notes = (getattr(each, RULES_OF_VIEW, ()) for each in wrapped_by(view))
+    return next(filter(None, notes), ())
 
 
 def handle_in(found: object, kind: type[_H], rule: str | InlineLimit, advice: str) -> _H:

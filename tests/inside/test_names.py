@@ -1,6 +1,7 @@
 """Misspelt rule names inside apps, and reloads that lack a rule that an app uses."""
 
 import re
+from functools import partial
 
 import httpx
 import pytest
@@ -222,3 +223,14 @@ def test_served_over_http_a_misspelt_name_fails_its_own_view_alone():
     app.add_url_rule("/", "index", lambda: "index")
     with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://app") as client:
         assert [client.get(path).status_code for path in ("/mial", "/")] == [500, 200]
+
+
+def test_a_limit_above_a_partial_of_a_view_has_a_name_of_its_own():
+    def sent(name="ann"):
+        return name
+
+    app = Flask("names", root_path="/")
+    twice = in_flask.limited("2 per minute")
+    app.add_url_rule("/mail", view_func=twice(partial(twice(sent), name="bob")), endpoint="mail")
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config=RULES, storage="memory://")
+    assert [app.test_client().get("/mail").status_code for _ in range(3)] == [200, 200, 429]
