@@ -203,7 +203,7 @@ def of_wsgi(request: Request, headers: Collection[str] | None) -> StoredRequest:
 def _stored_request(
     request: Request, scheme: str, path: str, query: str, headers: tuple[tuple[str, str], ...]
 ) -> StoredRequest:
-    target = path if path.startswith("/") else f"/{path}"
+    target = path or "/"
     return StoredRequest(
         request.method,
         scheme,

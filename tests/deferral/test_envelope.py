@@ -186,3 +186,10 @@ def test_only_a_request_that_is_replayed_unchanged_is_deferred(target, sent):
     assert envelope.replayable() is sent
     if sent:
         assert _request(httpx.URL("http://app"), envelope, b"", {}).url.raw_path == target.encode()
+
+
+def test_a_target_that_is_no_path_is_not_deferred():
+    """Servers pass the absolute form, "GET http://shop.example/reports", to the app as its path."""
+    absolute = "http://shop.example/reports"
+    made = [asgi(absolute, raw_path=absolute.encode()), wsgi(PATH_INFO=absolute), wsgi(PATH_INFO="")]
+    assert [(each.target, each.replayable()) for each in made] == [(absolute, False), (absolute, False), ("/", True)]
