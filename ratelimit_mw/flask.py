@@ -7,7 +7,7 @@ from typing import Any, TypeVar, Unpack
 from ratelimit_mw.errors import extra
 
 with extra("flask"):
-    from flask import Request, Response, after_this_request, current_app, request
+    from flask import Request, Response, after_this_request, current_app, request, request_tearing_down
     from flask.views import View
     from werkzeug.exceptions import TooManyRequests
 
@@ -25,6 +25,7 @@ _ADVICE = (
 )
 
 _HANDLE = "ratelimit.decision"
+_REFUNDS = "ratelimit.refunds"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -111,6 +112,8 @@ def limited(
         TypeError: The decorated class is not a subclass of `flask.views.View`.
     """
     limit = limit_in_code(rule, cost, options, advice=_ADVICE)
+    if limit.refund_when is not None:
+        request_tearing_down.connect(_settle_without_response)
 
     def of_class(kind: Any) -> Any:
         if not issubclass(kind, View):
@@ -135,9 +138,16 @@ def limited(
 
 def _refund_later(refund: Refund) -> None:
     """Refund when the response of the current request is known, also that of an error handler."""
+    request.environ.setdefault(_REFUNDS, []).append(refund)
+    after_this_request(_settled)
 
-    def settle(response: Any) -> Any:
+
+def _settled(response: Any) -> Any:
+    for refund in request.environ.pop(_REFUNDS, ()):
         refund.settle(response, current_app.ensure_sync)
-        return response
+    return response
 
-    after_this_request(settle)
+
+def _settle_without_response(*_: object, **__: object) -> None:
+    """Refund as for a status 500. With PROPAGATE_EXCEPTIONS, Flask makes no response for a view that raises."""
+    _settled(Response(status=500))

@@ -1,9 +1,10 @@
 """`limited` and `enforce` in a Flask app: in this process on memory, and under gunicorn on Redis."""
 
+from contextlib import suppress
 from uuid import uuid4
 
 import pytest
-from flask import Flask
+from flask import Flask, abort
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
@@ -146,3 +147,28 @@ def test_the_limit_of_a_class_comes_before_its_other_decorators():
     app.add_url_rule("/", view_func=Away.as_view("away"))
     app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config=RULES, storage="memory://")
     assert app.test_client().get("/", headers={"X-Client": "ann"}).status_code == 429
+
+
+@pytest.mark.parametrize("status", [0, 401, 500])
+def test_a_view_whose_exception_is_passed_to_the_server_is_refunded_once(status):
+    seen = []
+    app = Flask("refunds", root_path="/")
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+
+    async def when(response):
+        seen.append(response.status_code)
+        return True
+
+    @app.route("/")
+    @limited("1 per minute", refund_when=when)
+    @limited("mail", refund_when=when)
+    def view():
+        if status:
+            abort(status)
+        raise ValueError
+
+    app.wsgi_app = RateLimitMiddleware(app.wsgi_app, config=RULES, storage="memory://")
+    for _ in range(3):
+        with suppress(ValueError):
+            assert app.test_client().get("/").status_code == status
+    assert seen == [status or 500] * 6
