@@ -312,7 +312,7 @@ class RateLimitMiddleware:
         """Call `then` when a streaming response is closed or raises.
 
         Under ASGI, Django does not close a response that raises. An async stream calls `soon` at its end instead: it
-        must not block.
+        must not block. So does the task of the request if it raises or is cancelled.
         """
         close = response.close
 
@@ -326,6 +326,9 @@ class RateLimitMiddleware:
         if self._awaits:
             parts = response.streaming_content
             response.streaming_content = _until_end(parts, soon) if response.is_async else _until_error(parts, then)
+            task: Any = asyncio.current_task()
+            # Django does not close the response if the server's `send` raises.
+            task.add_done_callback(lambda done: soon() if done.cancelled() or done.exception() else None)
 
     def _load(self, rules: Rules, asked: Environ | Scope) -> ExitStack:
         """Count the request in the meter of the load, if the rules need it, until the returned stack is closed."""
