@@ -70,6 +70,9 @@ local commands = {}
 function commands.put(id, lane, most, most_each, ...)
   -- Removes requests that expired while no worker ran. `advance` does not find them if their lanes expired, too.
   redis.call('ZREMRANGEBYSCORE', open, '-inf', micros(now - ttl * 1000))
+  -- The same for the first ones of this lane. If the lane waits, `promote` removes them when its time has passed.
+  local first, waits = redis.call('LINDEX', list(lane), 0), redis.call('ZSCORE', waiting, lane)
+  if first and not waits and redis.call('EXISTS', record(first)) == 0 then advance(lane) end
   if redis.call('ZCARD', open) >= tonumber(most) then return 0 end
   if redis.call('LLEN', list(lane)) >= tonumber(most_each) then return 0 end
   redis.call('HSET', record(id), 'lane', lane, 'state', 'queued', 'since', micros(now), 'attempts', 0, ...)

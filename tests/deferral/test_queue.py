@@ -74,6 +74,32 @@ def test_what_has_expired_without_a_worker_takes_no_place(make, server, clock):
     assert queue.length() == 1
 
 
+def test_what_has_expired_in_a_lane_takes_no_place_there(make, server):
+    queue = make(max_each=2)
+    queue.put("a", "ann", FIELDS)
+    queue.put("b", "ann", FIELDS)
+    with server.client() as client:
+        client.delete("{shop:deferred}:request:a")
+    assert queue.put("c", "ann", FIELDS)
+    assert not queue.put("d", "ann", FIELDS)
+    stale, entry = queue.next("w", 0.05), queue.next("w", 0.05)
+    assert (stale.id, entry.id) == ("a", "b")
+    queue.forget(stale)
+    assert queue.next("w", 0.05) is None
+    assert queue.begin(entry, "ticket") == 1
+
+
+def test_a_lane_that_waits_goes_on_waiting_if_its_first_request_expires(make, server):
+    queue = make(max_each=3)
+    queue.put("a", "ann", FIELDS)
+    queue.put("b", "ann", FIELDS)
+    queue.postpone(queue.next("w", 0.05), 60)
+    with server.client() as client:
+        client.delete("{shop:deferred}:request:a")
+    queue.put("c", "ann", FIELDS)
+    assert queue.next("w", 0.05) is None
+
+
 def test_of_one_lane_one_is_handed_out_at_a_time_in_order(make):
     queue = make()
     for name in ("a1", "a2", "a3"):
