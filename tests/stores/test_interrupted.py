@@ -160,6 +160,25 @@ def test_a_leader_whose_thread_is_gone_is_replaced(store):
     assert not store._threads._leader
 
 
+def test_waiting_requests_whose_threads_are_gone_hold_up_no_other(store):
+    """An exception may come while their threads still clean up after another one."""
+    lost = [_Job((ASKS, None), time.monotonic() - 60) for _ in range(2)]
+    store._threads._waiting.extend(lost)
+    assert remaining(store) == LIMIT - 2
+    assert not store._threads._waiting
+
+
+def test_a_request_that_waits_behind_one_whose_thread_is_gone_is_woken(store):
+    queue = Queue(store)
+    store._threads._waiting.append(lost := _Job((ASKS, None), time.monotonic() + 60))
+    queue.join(queue.decide)
+    store._threads._release(queue.holder)
+    lost.deadline -= 120
+    assert remaining(store) == LIMIT - 3
+    queue.threads[0].join(60)
+    assert queue.results == [True]
+
+
 GREENLETS = """
     from gevent import monkey
     monkey.patch_all()

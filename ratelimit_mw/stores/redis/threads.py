@@ -10,7 +10,7 @@ by a gevent.Timeout. The store must go on deciding afterwards. Three rules ensur
    connection records which job took it. It is therefore known what an interrupted thread owned, and can be released.
 2. A leader that is interrupted closes its connection, so that no request reads the reply to another. Its followers
    fail as late: the store is not at fault.
-3. A job that owns the connection a second past its deadline has lost its thread. The next job takes over.
+3. A job that owns the connection, or waits, a second past its deadline has lost its thread. The next job takes over.
 
 A request may thus wait for two round trips. If two do not fit into the timeout, because the server is far away, each
 request gets a connection that no other request uses at that moment: see `ConnectionPool`.
@@ -160,11 +160,14 @@ class ThreadBatcher:
         self._wake_next()  # this job may have been woken to lead
 
     def _is_next(self, job: "_Job") -> bool:
-        """Whether no other job has waited longer."""
+        """Whether no other job has waited longer. Jobs that have lost their threads are removed."""
         try:
-            return self._waiting[0] is job
+            while (first := self._waiting[0]) is not job and time.monotonic() > first.deadline + _LOST:
+                self._leave(first)
+                self._wake_next()
         except IndexError:  # it is a follower by now
             return False
+        return first is job
 
     def _leave(self, job: "_Job") -> None:
         """Remove the job from the waiting ones."""
