@@ -297,10 +297,10 @@ def test_a_switch_that_is_thrown_or_set_back_is_seen_by_requests_that_are_rememb
     turn, plans = limiter.engine.planner.switch.turn, []
     for word in ("on", "off", "shadow", "on"):
         turn(Setting(word))
-        made = limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of()))
-        plans.append([ask.shadow for ask in made.asks])
-        for _ in range(3):
-            assert [ask.shadow for ask in by_head(limiter, scope_of()).asks] == plans[-1]
+        made = [limiter.engine.planner.plan(limiter.rules, AsgiRequest(scope_of())) for _ in range(3)]
+        plans.append([ask.shadow for ask in made[0].asks])
+        for each in (*made, *(by_head(limiter, scope_of()) for _ in range(3))):
+            assert [ask.shadow for ask in each.asks] == plans[-1]
         assert [ask.shadow for ask in plan(limiter, IP).asks] == plans[-1]
     assert plans == [[False], [], [True], [False]]
 
@@ -526,11 +526,20 @@ def environ_of(scope):
 
 
 @pytest.mark.parametrize("word", ["off", "shadow"])
-def test_a_switch_that_is_thrown_while_a_plan_is_made_leaves_no_trace(engine, word):
-    limiter = engine(ALL)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda limiter, ip: plan(limiter, {"ip": ip}), id="arguments"),
+        pytest.param(lambda limiter, ip: plan(limiter, {"remote_address": ip}), id="arguments without a pattern"),
+        pytest.param(lambda limiter, ip: by_head(limiter, scope_of(client=ip)), id="head"),
+    ],
+)
+@pytest.mark.parametrize("by", ["ip", "global"])
+def test_a_switch_that_is_thrown_while_a_plan_is_made_leaves_no_trace(engine, by, ask, word):
+    limiter = engine({**ALL, "by": by})
     turn = limiter.engine.planner.switch.turn
     rules, plan_of = limiter.rules, limiter.rules.plan
-    plan(limiter, IP)  # a plan is remembered from the second time on
+    ask(limiter, "192.0.2.1")  # a plan, or a pattern, is remembered from the second time on
 
     def plan_and_throw(request, cost=1):
         charges = plan_of(request, cost)
@@ -538,7 +547,18 @@ def test_a_switch_that_is_thrown_while_a_plan_is_made_leaves_no_trace(engine, wo
         return charges
 
     rules.plan = plan_and_throw
-    plan(limiter, IP)
+    ask(limiter, "192.0.2.1")
     rules.plan = plan_of
     turn(Setting("on"))
-    assert [ask.shadow for ask in plan(limiter, IP).asks] == [False]
+    for client in ("192.0.2.1", "192.0.2.2"):
+        assert [each.shadow for each in ask(limiter, client).asks] == [False]
+
+
+def test_the_plan_of_a_client_that_comes_once_is_not_remembered(engine):
+    limiter = engine({**ALL, "by": "ip"})
+    plans = limiter.rules.plans
+    for n in range(9):
+        by_head(limiter, scope_of(client=f"192.0.2.{n}"))
+    assert len(plans) == 1  # the pattern
+    by_head(limiter, scope_of(client="192.0.2.8"))
+    assert len(plans) == 2
