@@ -11,7 +11,7 @@ AN_ADMISSION_FROM_ANY_SPARE_PART = (
     Charge(Rule("throttled", shadow=True), Ask("t", Quota("fixed_window", 9, 60, spare=3), 1, True)),
     Outcome(True, 9, 0, 0),
 )
-"""A shadow that decides nothing. A limit with a spare part takes the way that looks at everything."""
+"""A shadow that decides nothing. If a limit has a spare part, each outcome is made anew."""
 
 
 @st.composite

@@ -92,42 +92,39 @@ class Verdict:
             if charges[0][1][1].spare:
                 self._hide_spare()
             ((self.allowed, _, _, _, self.delay),) = self.rows
-        elif len(self.rows) < 2 or not self._bind_plainly():
+        else:
             self._denied, self.wait = denied, wait
-            self._hide_spare()
-            self.binding = self._most_binding()
-            self.allowed = denied is None and (self.binding < 0 or self.outcomes[self.binding].allowed)
-            self.shadowed = any(charge[1][3] and not row[0] for charge, row in zip(charges, self.rows, strict=True))
-            self.delay = self._longest_delay() if self.allowed else 0
+            for _, ask in charges:
+                if ask[1].spare:
+                    self._hide_spare()
+                    break
+            self._bind()
         self.simple = self.allowed and not (self.shadowed or self.delay or self.over)
 
-    def _bind_plainly(self) -> bool:
-        """Bind the enforced counter that denies for the longest time, otherwise the one with the least remaining.
-
-        Returns False if more is to be looked at: a limit has a spare part, or rules deny only together. Most requests
-        with several counters have neither, and take one loop.
-        """
-        denier, longest_wait = -1, -1.0
-        binding, least, longest_delay = -1, math.inf, 0
+    def _bind(self) -> None:
+        """Find the counter that binds, whether it allows the request, its delay, and whether a shadow rule denies."""
+        binding, least, longest_delay, over = -1, math.inf, 0, self.over
+        laxest: dict[str, tuple[float, int]] = {}
         for place, (charge, row) in enumerate(zip(self.charges, self.rows, strict=True)):
-            rule, (_, quota, _, shadow) = charge
+            rule, (_, _, _, shadow) = charge
             allowed, remaining, _, wait, delay = row
-            if quota.spare or (shadow and rule.quota_group):
-                return False
-            if shadow:
-                self.shadowed = self.shadowed or not allowed
-            elif not allowed:
-                denied_for = math.inf if wait == NEVER else wait
-                if denied_for > longest_wait:
-                    denier, longest_wait = place, denied_for
-            else:
-                if remaining < least:
-                    binding, least = place, remaining
-                if delay:
-                    longest_delay = max(longest_delay, delay)
-        self.allowed = denier < 0
-        self.binding, self.delay = (binding, longest_delay) if self.allowed else (denier, 0)
-        return True
+            # The counter with the least left binds. A denial has less than every admission: the longer, the less.
+            left: float = remaining - (place in over) if allowed else -math.inf if wait == NEVER else -2 - wait
+            if not shadow:
+                longest_delay = max(longest_delay, delay) if delay else longest_delay
+                if left < least:
+                    binding, least = place, left
+                continue
+            self.shadowed = self.shadowed or not allowed
+            group = rule.quota_group
+            if group and (group not in laxest or left > laxest[group][0]):
+                laxest[group] = left, place
+        for left, place in laxest.values():
+            if left < least:
+                binding, least = place, left
+        self.binding = binding
+        self.allowed = self._denied is None and (binding < 0 or self.rows[binding][0])
+        self.delay = longest_delay if self.allowed else 0
 
     @property
     def outcomes(self) -> Sequence[Outcome]:
@@ -149,42 +146,13 @@ class Verdict:
         self._decision = None
 
     def _hide_spare(self) -> None:
-        quotas = [charge.ask.quota for charge in self.charges]
-        if any(quota.spare for quota in quotas):
-            pairs = list(zip(quotas, self.outcomes, strict=True))
-            self.over = frozenset(
-                place
-                for place, (quota, outcome) in enumerate(pairs)
-                if outcome.allowed and outcome.remaining < quota.spare
-            )
-            self.rows = self._outcomes = [
-                _without_spare(quota, outcome) if quota.spare else outcome for quota, outcome in pairs
-            ]
-
-    def _longest_delay(self) -> int:
-        pairs = zip(self.charges, self.outcomes, strict=True)
-        return max([outcome.delay for charge, outcome in pairs if not charge.ask.shadow], default=0)
-
-    def _most_binding(self) -> int:
-        best = -1
-        least: tuple[float, float] = (math.inf, math.inf)
-        laxest: dict[str, tuple[tuple[float, float], int]] = {}
-        for place, outcome in enumerate(self.outcomes):
-            rule, ask = self.charges[place]
-            if not ask.shadow or rule.quota_group:
-                wait = math.inf if outcome.retry_after == NEVER else outcome.retry_after
-                rank: tuple[float, float] = (
-                    (0, outcome.remaining - (place in self.over)) if outcome.allowed else (-1, -wait)
-                )
-                if not ask.shadow:
-                    if rank < least:
-                        best, least = place, rank
-                elif rule.quota_group not in laxest or rank > laxest[rule.quota_group][0]:
-                    laxest[rule.quota_group] = rank, place
-        for rank, place in laxest.values():
-            if rank < least:
-                best, least = place, rank
-        return best
+        pairs = [(charge.ask.quota, outcome) for charge, outcome in zip(self.charges, self.outcomes, strict=True)]
+        self.over = frozenset(
+            place for place, (quota, outcome) in enumerate(pairs) if outcome.allowed and outcome.remaining < quota.spare
+        )
+        self.rows = self._outcomes = [
+            _without_spare(quota, outcome) if quota.spare else outcome for quota, outcome in pairs
+        ]
 
     @property
     def owed(self) -> list[Ask]:
