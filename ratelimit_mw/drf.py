@@ -58,30 +58,13 @@ class RateLimitThrottle(BaseThrottle):
     key: Callable[[Any], Any] | None = None
     exempt_when: Callable[[Any], Any] | None = None
     refund_when: Callable[[Any], Any] | None = None
-    _limit: LimitInCode | None = None
 
     def __init__(self) -> None:
         self._wait: int | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        rule = cls.rate or cls.scope
-        if rule is not None:
-            is_limit = not isinstance(rule, str) or reads_as_limit(rule)
-            cls._limit = cls._limit_in_code(rule, f"{cls.__module__}:{cls.__qualname__}" if is_limit else None)
-
-    @classmethod
-    def _limit_in_code(cls, rule: str | Callable[[Any], Any], shared: str | None) -> LimitInCode:
-        options: LimitOptions = {
-            "by": cls.by,
-            "algorithm": cls.algorithm,
-            "shared": shared,
-            "methods": cls.methods,
-            "key": cls.key,
-            "exempt_when": cls.exempt_when,
-            "refund_when": cls.refund_when,
-        }
-        return limit_in_code(rule, cls.cost, options, advice=ADVICE)
+        cls.limit_of(None)  # a mistake is an error where the class is defined
 
     @classmethod
     def limit_of(cls, scope: str | None) -> LimitInCode | None:
@@ -90,7 +73,8 @@ class RateLimitThrottle(BaseThrottle):
         Args:
             scope: The `throttle_scope` of the view.
         """
-        return cls._limit if cls._limit is not None or scope is None else _limit_of(cls, scope)  # type: ignore[arg-type]  # mypy asks for the hash of its objects
+        rule = cls.rate or cls.scope or scope
+        return None if rule is None else _limit_of(cls, rule)  # type: ignore[arg-type]  # mypy asks for the hash of its objects
 
     @classmethod
     def rule_of(cls, view: type, scope: str | None) -> str | InlineLimit | None:
@@ -142,5 +126,16 @@ class RateLimitThrottle(BaseThrottle):
 
 
 @lru_cache(maxsize=1024)
-def _limit_of(kind: type[RateLimitThrottle], scope: str) -> LimitInCode:
-    return kind._limit_in_code(scope, None)  # noqa: SLF001 - kept for each class and scope
+def _limit_of(kind: type[RateLimitThrottle], rule: str | Callable[[Any], Any]) -> LimitInCode:
+    """Read the options of a class of throttles. All views share a limit of the class, but not one of a view."""
+    shared = (kind.rate or kind.scope) and (not isinstance(rule, str) or reads_as_limit(rule))
+    options: LimitOptions = {
+        "by": kind.by,
+        "algorithm": kind.algorithm,
+        "shared": f"{kind.__module__}:{kind.__qualname__}" if shared else None,
+        "methods": kind.methods,
+        "key": kind.key,
+        "exempt_when": kind.exempt_when,
+        "refund_when": kind.refund_when,
+    }
+    return limit_in_code(rule, kind.cost, options, advice=ADVICE)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Unpack
 from ratelimit_mw.errors import ConfigurationError, Problem, extra
 
 with extra("fastapi"):
-    from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException, routing
+    from fastapi import FastAPI, HTTPException, Response, WebSocket, WebSocketException
     from starlette.datastructures import MutableHeaders
     from starlette.requests import HTTPConnection, Request
     from starlette.types import ASGIApp
@@ -20,6 +20,7 @@ from ratelimit_mw.http.limits_in_code import LimitInCode, LimitOptions, limit_in
 from ratelimit_mw.http.responses import lifespan_with
 from ratelimit_mw.http.setup import Found, limiter_for, routes_below, rules_of_view
 from ratelimit_mw.http.websocket import close_code
+from ratelimit_mw.identity.request import flat
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.model import Decision
 from ratelimit_mw.rules.inline import InlineLimit
@@ -66,11 +67,11 @@ class Limited:
 
     def of(self, endpoint: object) -> str | InlineLimit:
         """Return what is asked for requests to an endpoint. Dependencies have no stack, so the name has the limit."""
-        limit = self.limit
-        if not limit.is_limit or limit.shared:
-            return limit.named("")
-        words = [limit.text, *(f"by {entry}" for entry in limit.by), *filter(None, [limit.algorithm])]
-        return limit.named(f"{name_of_view(endpoint)}[{' '.join(words)}]")
+        limit = self.limit.rule
+        if isinstance(limit, str) or limit.shared:
+            return limit
+        words = [self.limit.text, *(f"by {entry}" for entry in limit.by), *filter(None, [limit.algorithm])]
+        return limit._replace(name=f"{name_of_view(endpoint)}[{' '.join(words)}]")
 
     def __post_init__(self) -> None:
         # FastAPI asks this attribute whether the call is to be awaited. The method is not async, so that it can refuse
@@ -202,7 +203,7 @@ class _Middleware(RateLimitMiddleware):
         self._lifespan = lifespan_with(app, limiter, owned=owned)
 
     def _routes(self) -> Iterator[Any]:
-        return routes_below(self._within.router, RateLimitMiddleware, _each)
+        return routes_below(self._within.router, RateLimitMiddleware)
 
     def _asked(self) -> Iterable[Found]:
         for route in self._routes():
@@ -221,10 +222,6 @@ def _require_depends(endpoint: Any) -> None:
             raise ConfigurationError([Problem(message, hint=f"write {each.name}=Depends({each.default.written})")])
 
 
-_each: Any = getattr(routing, "iter_route_contexts", iter)
-"""Yields the routes of a list of routes. Newer versions of FastAPI list those of included routers separately."""
-
-
 def _limits_of(route: Any) -> list[Limited]:
     """The limits in the dependencies of a route."""
     found, waiting = [], [route.dependant] if getattr(route, "dependant", None) is not None else []
@@ -240,7 +237,7 @@ def _document(app: FastAPI, schema: dict[str, Any], limiter: RateLimiter) -> Non
     """Add the denial to the OpenAPI operations with a limit, unless they describe a response of that status."""
     own = {rule.name: rule.status for rule in limiter.rules.rules if rule.status}
     paths = schema.get("paths", {})
-    for route in _each(app.routes):
+    for route in flat(app.routes):
         limits: list[Found | Limited] = [*rules_of_view(getattr(route, "endpoint", None)), *_limits_of(route)]
         statuses = {own.get(each.limit.text) or limiter.rules.response.status for each in limits}
         for method in getattr(route, "methods", None) or ():  # a WebSocket has none

@@ -164,11 +164,8 @@ class LimitInCode(NamedTuple):
     Attributes:
         advice: How to add the middleware, for the error where it is missing.
         text: The name of a rule, the text of a limit, or the name of the function that returns it.
+        rule: The name of the rule, or the limit. It has a name if it is shared. Otherwise each view has its own.
         cost: What each request is charged, or the function that returns it.
-        by: The entries of `by` of a limit. Empty: the default.
-        shared: The name under which views share a limit. Empty: each view has counters of its own.
-        is_limit: True for a limit.
-        algorithm: The algorithm of a limit. Empty: the default.
         methods: The methods that are counted. None: all of them.
         limit: Returns the text of the limit of a request. None: the text is `text`.
         key: Returns what is counted in place of `by`. None: `by`.
@@ -178,28 +175,27 @@ class LimitInCode(NamedTuple):
 
     advice: str
     text: str
+    rule: str | InlineLimit
     cost: int | AppFunction
-    by: tuple[str, ...] = ()
-    shared: str = ""
-    is_limit: bool = False
-    algorithm: str = ""
     methods: frozenset[str] | None = None
     limit: AppFunction | None = None
     key: AppFunction | None = None
     exempt_when: AppFunction | None = None
     refund_when: AppFunction | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """True for a limit of which each view has its own."""
+        return isinstance(self.rule, InlineLimit) and not self.rule.shared
+
     def named(self, name: str) -> str | InlineLimit:
         """Return the name of the rule, or the inline limit. It has this name, unless it is shared."""
-        if not self.is_limit:
-            return self.text
-        computed = self.limit is not None
-        text = SAMPLE if computed else self.text
-        return InlineLimit(self.shared or name, text, self.by, bool(self.shared), self.algorithm, computed)
+        rule = self.rule
+        return rule if isinstance(rule, str) or rule.shared else rule._replace(name=name)
 
     def above(self, view: object, owner: type | None = None) -> "Placed":
         """Return what a decorator asks for that is written above `view`, or above `owner`, whose `dispatch` it is."""
-        place = 1 + sum(each.limit.is_limit and not each.limit.shared for each in _placed_on(view))
+        place = 1 + sum(each.limit.is_own for each in _placed_on(view))
         return Placed(self, owner or view, place)
 
     def enforce(
@@ -278,7 +274,7 @@ class Placed(NamedTuple):
     def of(self, owner: type | None) -> str | InlineLimit:
         """Return the name of the rule, or the limit. That of a decorated class is named by `owner`: it or an heir."""
         view = owner if isinstance(self.view, type) else self.view
-        return self.limit.named(f"{name_of_view(view)}[{self.place}]" if self.limit.is_limit else "")
+        return self.limit.named(f"{name_of_view(view)}[{self.place}]" if self.limit.is_own else "")
 
     def marked(self, limited: Any) -> Any:
         """Return what `limited` made of a view, with a note of what it asks for above what those below it ask for.
@@ -366,6 +362,7 @@ def limit_in_code(
     read = LimitInCode(
         advice,
         text,
+        text,
         AppFunction(cost, COST) if callable(cost) else cost,
         methods=None if methods is None else read_methods(text, methods),
         limit=function,
@@ -383,12 +380,12 @@ def limit_in_code(
         message = f"limited({quoted(text)}): by can't be combined with key, which takes its place"
         raise ConfigurationError([Problem(message, hint="remove by")])
     text = " ".join(text.split())
-    sample = SAMPLE if function is not None else text
-    validate_inline(
-        InlineLimit(shared or "", sample, entries, shared is not None, algorithm or ""),
-        cost if isinstance(cost, int) else 1,
+    computed = function is not None
+    limit = InlineLimit(
+        shared or "", SAMPLE if computed else text, entries, shared is not None, algorithm or "", computed
     )
-    return read._replace(text=text, by=entries, shared=shared or "", algorithm=algorithm or "", is_limit=True)
+    validate_inline(limit, cost if isinstance(cost, int) else 1)
+    return read._replace(text=text, rule=limit)
 
 
 def _function(given: Callable[[Any], Any] | None, purpose: Purpose) -> AppFunction | None:

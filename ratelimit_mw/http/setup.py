@@ -7,13 +7,14 @@ The rules that the views ask for in their decorators are found without an import
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from ratelimit_mw.errors import ConfigurationError, Problem, collecting, quoted
 from ratelimit_mw.http.limits_in_code import LIMITED_AS, RULES_OF_VIEW, LimitInCode, Placed, name_of_view, wrapped_by
 from ratelimit_mw.identity.path_forms import apps_inside
+from ratelimit_mw.identity.request import flat
 from ratelimit_mw.limiter import RateLimiter
 from ratelimit_mw.logs import logger
 from ratelimit_mw.rules.domains import Rules, UsedNames, require_named
@@ -231,20 +232,19 @@ def _require_limits(names: UsedNames, found: Iterable[Found], rules: Rules) -> N
         raise ConfigurationError(list(dict.fromkeys(problems)))
 
 
-def routes_below(app: Any, middleware: type, each: Callable[[Iterable[Any]], Iterable[Any]] = iter) -> Iterator[Any]:
+def routes_below(app: Any, middleware: type) -> Iterator[Any]:
     """The routes of an ASGI app and of the apps that are mounted in it.
 
     Args:
         app: The app, or a middleware around it whose attribute `app` leads to it.
         middleware: The class of our middleware. An app that has one of its own is left out, because that one may have
             other rules.
-        each: Yields the routes of a list of routes, for frameworks that nest them.
     """
     routes = _routes(app, middleware)
-    yield from each(routes)
+    yield from flat(routes)
     for route in routes:
         if hasattr(route, "routes"):
-            yield from routes_below(getattr(route, "app", None), middleware, each)
+            yield from routes_below(getattr(route, "app", None), middleware)
 
 
 def _routes(app: Any, middleware: type) -> list[Any]:

@@ -6,7 +6,7 @@ from functools import partial
 import httpx
 import pytest
 from django.test.utils import override_settings
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.testclient import TestClient
 from flask import Flask
 from flask.views import MethodView
@@ -14,6 +14,8 @@ from flask.views import MethodView
 from ratelimit_mw import ConfigurationError, RateLimiter
 from ratelimit_mw import fastapi as in_fastapi
 from ratelimit_mw import flask as in_flask
+from ratelimit_mw import starlette as in_starlette
+from ratelimit_mw.asgi import RateLimitMiddleware as Asgi
 from ratelimit_mw.wsgi import RateLimitMiddleware
 from tests.inside.test_django_middleware import awaited, blocking
 
@@ -66,6 +68,20 @@ def test_a_django_view_with_a_misspelt_name_raises_and_the_others_serve(ask, pat
     (error,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert isinstance(error, LookupError)
     assert re.search(UNKNOWN, str(error))
+
+
+def test_an_app_in_the_asgi_middleware_does_not_start_if_an_included_router_misspells_a_name():
+    app, router = FastAPI(), APIRouter()
+
+    @router.get("/")
+    @in_starlette.limited("mial")
+    def view(request: Request) -> str:
+        raise AssertionError
+
+    app.include_router(router)
+    app.add_middleware(Asgi, config=RULES)
+    with pytest.raises(ConfigurationError, match=UNKNOWN), TestClient(app):
+        pass
 
 
 def test_a_fastapi_app_does_not_start_if_a_mounted_app_misspells_a_name():
