@@ -339,8 +339,8 @@ class RateLimiter:
         asked = named_rule(rule, key, limit)
 
         def plan() -> tuple[Rules, Plan]:
-            rules = self._rules_of(domain)
-            return rules, self.engine.planner.plan_block(rules, attributes, cost, asked)
+            rules, planner = self._rules_of(domain), self.engine.planner
+            return rules, planner.admit(rules, planner.request_of(rules, attributes), cost, asked, holding=True)
 
         return LimitedBlock(self.engine, self._storage.store, lambda: self._acquisition(plan, timeout), attributes)
 

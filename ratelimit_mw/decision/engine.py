@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from operator import itemgetter
@@ -12,7 +12,7 @@ from typing import Any
 
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.decision.denials import DENIALS, DenialLog
-from ratelimit_mw.decision.planning import Plan, Planner, Refusal
+from ratelimit_mw.decision.planning import FREE, Plan, Planner
 from ratelimit_mw.decision.settlement import Settlement
 from ratelimit_mw.decision.storage import Storage
 from ratelimit_mw.decision.verdict import Conclusion, Verdict
@@ -36,9 +36,7 @@ from ratelimit_mw.tally import DENIED, SHADOW_DENIED, Passes
 
 _ADMITTED = itemgetter(0)
 
-_FREE = Verdict((), None)
-_REFUSED = Verdict((), None, denied="unavailable")
-_BLOCKED = Verdict((), None, denied="blocked")
+_UNAVAILABLE = Verdict((), None, denied="unavailable")
 
 
 class Engine:
@@ -109,7 +107,7 @@ class Engine:
         rules = rules or self.current()
         return self.execute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
 
-    def adecide(
+    async def adecide(
         self,
         request: Request,
         cost: int = 1,
@@ -117,17 +115,11 @@ class Engine:
         commit: bool = True,
         rules: Rules | None = None,
         rule: NamedRule | None = None,
-    ) -> Coroutine[Any, Any, Verdict]:
+    ) -> Verdict:
         """The awaitable twin of `decide`."""
         rules = rules or self.current()
         if rules.attributes.awaited:
-            return self._resolved(request, cost, commit, rules, rule)
-        return self.aexecute(self.planner.admit(rules, request, cost, rule, commit=commit), rules, commit=commit)
-
-    async def _resolved(
-        self, request: Request, cost: int, commit: bool, rules: Rules, rule: NamedRule | None
-    ) -> Verdict:
-        await rules.attributes.resolve(request)
+            await rules.attributes.resolve(request)
         plan = self.planner.admit(rules, request, cost, rule, commit=commit)
         return await self.aexecute(plan, rules, commit=commit)
 
@@ -237,7 +229,7 @@ class Engine:
         return verdict
 
     def _without_counters(self, plan: Plan, commit: bool) -> Verdict:
-        verdict = verdict_without_counters(plan)
+        verdict = plan.verdict
         if commit and verdict.allowed:
             self.tally.unlimited += 1
         if commit and self.tally.tracers:
@@ -273,10 +265,16 @@ class Engine:
         if tally.tracers:
             tally.traced(verdict.decision)
 
-    def decide_locally(self, charges: Sequence[Charge]) -> Verdict:
-        """Decide by the local store alone, which counts for this process."""
-        verdict = self._conclude(charges, self.storage.local.decide([charge.ask for charge in charges]))
+    def decide_locally(self, charges: Sequence[Charge], *, commit: bool = True) -> Verdict:
+        """Decide by the local store alone, which counts for this process. See `execute` for `commit`."""
+        local = self.storage.local
+        reply = local.decide([charge.ask for charge in charges], commit=commit)
+        verdict = Verdict(charges, reply)
         verdict.local = True
+        if commit and verdict.allowed:
+            self.tally.passed(charges, verdict.outcomes, verdict.over, verdict.delay)
+        if commit and verdict.owed:
+            local.refund(verdict.owed, reply.now)
         return verdict
 
     def decide_in_turn(
@@ -314,13 +312,6 @@ class Engine:
             return verdict
         finally:
             waiting.leave(place)
-
-    def _conclude(self, charges: Sequence[Charge], reply: Reply) -> Verdict:
-        """The verdict by the reply of the local store, which has charged the request."""
-        verdict = Verdict(charges, reply)
-        if verdict.allowed:
-            self.tally.passed(charges, verdict.outcomes, verdict.over, verdict.delay)
-        return verdict
 
     def report(self, verdict: Verdict, rules: Rules, given: Request | Arguments) -> None:
         """Count a denial and log it, and also the denials that shadow rules would have made.
@@ -385,32 +376,15 @@ class Engine:
 
         `started` is when the store was asked (by `perf_counter`), if that is measured.
         """
+        local = [charge for charge in charges if charge.rule.on_error == "local"]
+        if any(rule.on_error == "deny" and (rule.quota_group or not ask.shadow) for rule, ask in charges):
+            verdict = _UNAVAILABLE
+        else:
+            verdict = self.decide_locally(local, commit=commit) if local else FREE
         if commit:
             self.tally.failed()
-        verdict = self._without_store(charges, commit)
-        if commit and started:
-            self._measure(verdict, started)
-        return verdict
-
-    def _without_store(self, charges: Sequence[Charge], commit: bool) -> Verdict:
-        if any(rule.on_error == "deny" and (rule.quota_group or not ask.shadow) for rule, ask in charges):
-            return _REFUSED
-        charges = [charge for charge in charges if charge.rule.on_error == "local"]
-        if not charges:
-            if commit:
+            if verdict is FREE:
                 self.tally.unchecked += 1
-            return _FREE
-        local = self.storage.local
-        reply = local.decide([charge.ask for charge in charges], commit=commit)
-        verdict = self._conclude(charges, reply) if commit else Verdict(charges, reply)
-        verdict.local = True
-        if commit and verdict.owed:
-            local.refund(verdict.owed, reply.now)
+            if started:
+                self._measure(verdict, started)
         return verdict
-
-
-def verdict_without_counters(plan: Plan) -> Verdict:
-    """The verdict on a plan that asks no counter: the request is shed, blocked or free."""
-    if isinstance(plan, Refusal):
-        return plan.verdict
-    return _BLOCKED if plan.charges else _FREE

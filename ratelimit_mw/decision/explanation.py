@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ratelimit_mw.algorithms import ALGORITHMS
-from ratelimit_mw.decision.engine import Engine, verdict_without_counters
+from ratelimit_mw.decision.engine import Engine
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.attributes import canonical_name, read_app_route
@@ -439,7 +439,7 @@ def explaining(
         parts = [part for part in parts if part.asked(named) is not None][:1] or parts
     try:
         reply = (yield plan.asks, LOOK) if plan.asks else None
-        verdict = Verdict(plan.charges, reply) if plan.asks else verdict_without_counters(plan)
+        verdict = Verdict(plan.charges, reply) if plan.asks else plan.verdict
         outcomes = dict(zip((charge.ask.key for charge in verdict.charges), verdict.outcomes, strict=True))
     except StoreUnavailable as unavailable:
         error, verdict = str(unavailable), engine.without_store(plan.charges, commit=False)

@@ -21,7 +21,6 @@ from ratelimit_mw.model import SECOND, Ask, Charge, Decision, Row
 from ratelimit_mw.rules.compiled import BLOCKED, NamedRule
 from ratelimit_mw.rules.domains import Rules, UsedNames, rule_names, unknown_rule
 from ratelimit_mw.rules.matching import Plans
-from ratelimit_mw.settings import LoadSettings
 from ratelimit_mw.stores.base import ReplyFields
 from ratelimit_mw.tally import Passes
 from ratelimit_mw.units import whole
@@ -77,14 +76,16 @@ class Shape:
         return binding
 
 
+FREE = Verdict((), None)
+"""The verdict on a request that no counter is asked about."""
+
+
 class Plan:
     """The counters that a request asks, each with its rule. A plan is immutable, so similar requests may share it.
 
-    If there are no `asks`, the request is blocked if `charges` is `BLOCKED`, and free otherwise.
-
     Args:
         charges: The counters.
-        asks: What the store is asked: that of each charge. Empty if the request is blocked or free.
+        asks: What the store is asked: that of each charge. If there are none, `verdict` is the verdict.
         shape: What it shares with other plans.
 
     Attributes:
@@ -93,6 +94,7 @@ class Plan:
     """
 
     __slots__ = ("asks", "charges", "place", "shape")
+    verdict = FREE
 
     def __init__(self, charges: Sequence[Charge], asks: Sequence[Ask], shape: Shape) -> None:
         self.charges = charges
@@ -169,13 +171,14 @@ class ServicePlan(Plan):
 
 
 class Refusal(Plan):
-    """The plan of a request that is shed: it asks no counter, and `verdict` denies it."""
+    """The plan of a request that is shed or blocked: it asks no counter, and `verdict` denies it."""
 
-    __slots__ = ("verdict",)
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__((), (), Shape(()))
+    def __init__(self, verdict: Verdict, charges: Sequence[Charge] = ()) -> None:
+        super().__init__(charges, (), Shape(()))
         self.verdict = verdict
+
+
+_BLOCKED = Refusal(Verdict((), None, denied="blocked"), BLOCKED)
 
 
 class Planner:
@@ -304,11 +307,13 @@ class Planner:
         """
         key: Hashable
         asks: Sequence[Ask]
-        if len(charges) == 1 and charges is not BLOCKED:
+        if charges is BLOCKED:
+            return _BLOCKED
+        if len(charges) == 1:
             ((rule, ask),) = charges
             asks = (ask,)
             key = direct, id(rule), id(ask[1]), ask[2], ask[3]  # by identity, because hashing a rule takes long
-        elif len(charges) < 2:
+        elif not charges:
             key, asks = direct, ()
         else:
             rules, asks = zip(*charges)  # noqa: B905  `strict` takes longer
@@ -318,7 +323,7 @@ class Planner:
         if shape is None:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
-            shape = self._shapes[key] = Shape(charges if asks else (), direct=direct, plain=kind is Plan)
+            shape = self._shapes[key] = Shape(charges, direct=direct, plain=kind is Plan)
         return kind(charges, asks, shape)
 
     def admit(
@@ -329,12 +334,19 @@ class Planner:
         name: NamedRule | None = None,
         *,
         commit: bool = True,
+        holding: bool = False,
     ) -> Plan:
-        """The plan of a request, or a `Refusal` if it is shed. `commit` says whether the shedder counts the request."""
+        """The plan of a request, or a `Refusal` if it is shed.
+
+        `commit` says whether the shedder counts the request, and `holding` that its concurrent places are released
+        later, as those of a block of code.
+        """
         if rules.shedding:
             shed = self.shedder.shed(rules, request, name, commit=commit)
             if shed is not None:
                 return Refusal(shed)
+        if holding:
+            return self._planned(rules, request, whole(cost), name, holding=True)
         return self.plan(rules, request, cost, name)
 
     def plan_given(
@@ -347,36 +359,27 @@ class Planner:
         commit: bool = True,
     ) -> Plan:
         """The plan for the arguments of `check()`, cached if it depends on these arguments alone."""
-        if name is not None:
-            return self.admit(rules, self._request_of(rules, given), cost, name, commit=commit)
-        known = rules.plans
+        known = rules.plans if name is None else None
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
-            return self.admit(rules, self._request_of(rules, given), cost, commit=commit)
+            return self.admit(rules, self.request_of(rules, given), cost, name, commit=commit)
         key, find = known.key_of_given(given, cost), known.get
         try:
             plan: Plan | None = find(key)
         except TypeError:  # an unhashable value
-            return self.plan(rules, self._request_of(rules, given), cost)
+            return self.plan(rules, self.request_of(rules, given), cost)
         if plan is None and known.patterned and type(given.get("ip")) is str:
             unknown = {**given, "ip": _BLANK}
             similar = (known.key_of_given(unknown, cost),)  # no other key is a tuple of one tuple
             pattern: Pattern | None = find(similar)
             if pattern is None and known.seen(similar):
-                request = self._request_of(rules, unknown)
+                request = self.request_of(rules, unknown)
                 pattern = self._pattern(known, similar, rules, request, whole(cost), given=unknown)
             plan = _patterned(known, key, pattern, given["ip"])
         if plan is None:
-            plan = self._kept(known, key, rules, self._request_of(rules, given), whole(cost), given=given)
+            plan = self._kept(known, key, rules, self.request_of(rules, given), whole(cost), given=given)
         return plan
 
-    def plan_block(self, rules: Rules, given: Arguments, cost: int, name: NamedRule) -> Plan:
-        """The plan of a block of code by the rule of this name. The block holds its concurrent places until its end."""
-        request = self._request_of(rules, given)
-        if rules.shedding and (shed := self.shedder.shed(rules, request, name, commit=True)) is not None:
-            return Refusal(shed)
-        return self._planned(rules, request, whole(cost), name, holding=True)
-
-    def _request_of(self, rules: Rules, given: Arguments) -> Request:
+    def request_of(self, rules: Rules, given: Arguments) -> Request:
         """The request with the attributes in `given`. Their names count as used."""
         request = rules.attributes.request_of(given)
         custom = rules.attributes.custom
@@ -385,19 +388,16 @@ class Planner:
         return request
 
     def meter(self, rules: Rules) -> Meter:
-        """The meter of this process's load, with the settings of `rules`."""
-        meter = self._meter
-        if meter is None or (meter.settings is not rules.load and meter.settings != rules.load):
-            meter = self._meter = Meter(rules.load, self._time(rules.load))
-        return meter
-
-    def _time(self, load: LoadSettings) -> Callable[[], float]:
-        """The clock of the meter, in seconds.
+        """The meter of this process's load, with the settings of `rules`.
 
         A load that a function reports is timed by the user's clock. A measured load always uses real time.
         """
-        clock = self._clock
-        return time.monotonic if clock is None or load.source is None else lambda: clock.now() / SECOND
+        meter = self._meter
+        if meter is None or (meter.settings is not rules.load and meter.settings != rules.load):
+            clock = self._clock
+            now = time.monotonic if clock is None or rules.load.source is None else lambda: clock.now() / SECOND
+            meter = self._meter = Meter(rules.load, now)
+        return meter
 
     def by_name(
         self, asked: NamedRule, rules: Rules, request: Request, cost: int, holding: bool = False

@@ -28,14 +28,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.decision.load import ASGI_CAPACITY
-from ratelimit_mw.decision.planning import NO_PLAN, Refusal
+from ratelimit_mw.decision.planning import NO_PLAN
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.http.answers import Answers, DenialResponse
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.http_request import AsgiRequest, asgi_head
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import SECOND, Charge
-from ratelimit_mw.rules.compiled import BLOCKED
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.service.state import Service
 
@@ -170,7 +169,7 @@ class Auth:
             if rules.attributes.awaited:
                 await rules.attributes.resolve(request)
             plan = engine.planner.admit(rules, request)
-            if rules.settling and plan.charges is not BLOCKED and not isinstance(plan, Refusal):
+            if rules.settling and plan.asks:
                 left = [charge for charge in plan.charges if not _needs_response(charge)]
                 plan = engine.planner.plan_of(left, direct=False)
             verdict = await engine.aexecute(plan, rules)
