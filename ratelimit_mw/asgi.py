@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -188,11 +188,9 @@ class RateLimitMiddleware:
             if rules.messages is not None and scope["type"] == "websocket" and rules.messages.concerns(request):
                 messages = Messages(engine, rules, request, receive, send)
                 receive, send = messages.receive, messages.send
-            if handle.open_account():
-                serve = partial(_serve, app, verdict, request, receive)
-                await AsgiResponseTracker(engine.settlement, handle, send).serve(serve)
-            else:
-                await _released(handle, _serve(app, verdict, request, receive, send))
+            handle.open_account()
+            serve = partial(_serve, app, verdict, request, receive)
+            await AsgiResponseTracker(engine.settlement, handle, send).serve(serve)
         finally:
             if meter is not None:
                 meter.left(request)
@@ -269,12 +267,3 @@ async def _serve(app: App, verdict: Verdict, request: AsgiRequest, receive: Rece
     """Call `app` when the request's turn has come."""
     await _turn(verdict)
     await app(request.context, receive, send)
-
-
-async def _released(handle: AsyncHandle, served: Awaitable[None]) -> None:
-    """Wait until a request is served that nothing tracks, and release the places that its view took."""
-    try:
-        await served
-    finally:
-        if handle.unsettled:
-            await handle.release()
