@@ -29,7 +29,7 @@ _new = tuple.__new__
 
 Candidate = tuple[int, CompiledRule, str, Parameters, bool]
 """A rule that the index found: its rank (candidates are sorted by it), the rule, the template that matched, the path
-parameters, and whether the match is strict (see `Hit`).
+parameters, and whether the match is strict (see `path_matcher.Hit`).
 """
 
 

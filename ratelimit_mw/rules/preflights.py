@@ -9,7 +9,7 @@ A rule whose `methods` name OPTIONS counts preflights like any request.
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,8 +24,6 @@ _LARGEST = 2**32 - 1  # what a fixed window can count
 _MARK = "preflight-"
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method, by RFC 9110
 _METHODS = {method: method for method in ("GET", "POST", "PUT", "PATCH", "DELETE")} | {"HEAD": "GET"}
-
-RulesByName = Mapping[str, CompiledRule]
 
 
 def announced(request: Request) -> Request | None:
@@ -97,16 +95,14 @@ def apart(charges: Iterable[Charge], cost: int) -> list[Charge]:
     ]
 
 
-def replaced_for_preflight(
-    candidates: Sequence[Candidate], request: Request, view: Request, rules: RulesByName
-) -> dict[int, str]:
+def replaced_for_preflight(candidates: Sequence[Candidate], request: Request, view: Request) -> dict[int, str]:
     """Do the same as `replaced_by`, for a preflight and its `announced` view.
 
     A rule that counts no preflight, but would replace one that does, is passed over. The exception is a rule that is
     unlimited for all methods. A client could otherwise turn off a limit by what it announces.
     """
-    like_any, others = split(candidates, rules)
-    counting = [each for each in others if each[1].replaces and _counts_or_is_free(rules[each[1].rule.name])]
+    like_any, others = split(candidates)
+    counting = [each for each in others if each[1].replaces and _counts_or_is_free(each[1])]
     return replaced_by(like_any, request) | replaced_by(counting, view)
 
 
@@ -115,11 +111,11 @@ def _counts_or_is_free(rule: CompiledRule) -> bool:
     return any(not ALGORITHMS[quota.algorithm].in_flight for quota in quotas) or not (quotas or rule.further.methods)
 
 
-def split(candidates: Sequence[Candidate], rules: RulesByName) -> tuple[list[Candidate], list[Candidate]]:
+def split(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
     """Return the candidates that count a preflight like any request, and the others, without exemptions."""
     like_any: list[Candidate] = []
     others: list[Candidate] = []
     for candidate in candidates:
         if candidate[0] >= 0:
-            (like_any if counts_options(rules[candidate[1].rule.name]) else others).append(candidate)
+            (like_any if counts_options(candidate[1]) else others).append(candidate)
     return like_any, others

@@ -273,7 +273,7 @@ class RuleSet:
             return candidates, _NONE, None, view
         if view is None:
             return candidates, replaced_by(candidates, request), None, None
-        return candidates, replaced_for_preflight(candidates, request, view, self._named), None, view
+        return candidates, replaced_for_preflight(candidates, request, view), None, view
 
     def _charges(self, request: Request, agreed: Selection | None, cost: int) -> tuple[Charge, ...]:
         """Return the charges of the rules and of the descriptors for one alternative of a request. See `_agreed`."""
@@ -300,7 +300,7 @@ class RuleSet:
         """Return the charges of rules. `view` is the request that `request`, a CORS preflight, announces."""
         if view is None:
             return charges_of(candidates, request, cost, self._tier, overrides)
-        like_any, others = split(candidates, self._named)
+        like_any, others = split(candidates)
         return (
             *charges_of(like_any, request, cost, self._tier, overrides),
             *apart(charges_of(others, view, cost, self._tier, overrides), cost),
