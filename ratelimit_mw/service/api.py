@@ -36,6 +36,9 @@ _MOST_DISCARDED = 16 * MAX_BODY
 """The longest body, in bytes, that is read to its end although it is refused. A connection that is closed with unread
 bytes is reset, and the client may lose the response."""
 
+_LONGEST_NUMBER = 20
+"""The digits of the greatest Content-Length. Thousands of zeros may precede them, which `int` does not read."""
+
 _UNAVAILABLE = {"problems": ["the store does not answer"]}
 
 
@@ -80,6 +83,9 @@ async def read_body(request: Request) -> bytes:
         ClientDisconnect: The client has left.
     """
     parts, size = bytearray(), 0
+    told = request.headers.get("content-length", "")[-_LONGEST_NUMBER:]
+    if "expect" in request.headers and told.isdecimal() and int(told) > MAX_BODY:  # nothing of it is sent yet
+        raise _too_long()
     try:
         async with asyncio.timeout(BODY_WITHIN):
             async for part in request.stream():
@@ -91,8 +97,12 @@ async def read_body(request: Request) -> bytes:
     except TimeoutError:
         raise BadRequest(["the body took too long"], 408, "slow_body") from None
     if size > MAX_BODY:
-        raise BadRequest([f"the body is longer than {MAX_BODY} bytes"], 413, "body_too_long")
+        raise _too_long()
     return bytes(parts)
+
+
+def _too_long() -> BadRequest:
+    return BadRequest([f"the body is longer than {MAX_BODY} bytes"], 413, "body_too_long")
 
 
 class _Api:

@@ -187,6 +187,18 @@ def test_a_body_that_does_not_arrive_is_a_408(monkeypatch):
     assert made.refused == {"slow_body": 1}
 
 
+@pytest.mark.parametrize("length", [b"65537", b"0" * 5000 + b"65537", b"18446744073709551615"], ids=len)
+def test_a_client_that_waits_for_100_continue_is_told_at_once_that_its_body_is_too_long(length):
+    made = service()
+    with connected(made) as (raw, _):
+        expecting = b"POST /v1/check HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        raw.sendall(expecting + b"Content-Length: " + length + b"\r\n\r\n")
+        answer = raw.makefile("rb").read()
+    made.limiter.close()
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert made.refused == {"body_too_long": 1}
+
+
 def test_clients_cannot_fill_the_log_with_what_is_not_http(caplog):
     made = service()
     with serving(http_app(made), protocol=protocol_of(made)) as client, caplog.at_level(logging.WARNING):
