@@ -4,6 +4,7 @@ This module is internal: its names may change in any release.
 """
 
 import asyncio
+import logging
 import math
 from bisect import bisect_left
 from time import perf_counter
@@ -57,6 +58,7 @@ class GrpcServer:
         self.health = _Health()
         """What answers health checks."""
         self._asked = ShouldRateLimit(service)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_concerns_the_service)
         self._server = grpc.aio.server(options=_options(service.settings))
         handler: Any = grpc.unary_unary_rpc_method_handler(self._should_rate_limit)  # from bytes to bytes
         # Registered methods would cost each call more: the server waits for a call of each of them, and of any other.
@@ -113,6 +115,11 @@ def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | Non
         if key == "authorization":
             return str(value)
     return None
+
+
+def _concerns_the_service(record: logging.LogRecord) -> bool:
+    """Return False for the trace of an answer whose client has left: clients could fill the log with them."""
+    return not str(record.msg).startswith("ExecuteBatchError raised in core")
 
 
 def _peer(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:

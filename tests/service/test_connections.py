@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from ratelimit_mw.service import grpc_server
+from ratelimit_mw.service.messages import METHOD
 from ratelimit_mw.service.settings import Address
 from tests.service.http_service import service
 from tests.support.patience import WITHIN, eventually
@@ -120,3 +121,37 @@ def test_a_process_without_descriptors_logs_little_and_serves_again_when_it_has_
         eventually(lambda: status(f"{service.http}/readyz") == 200)
         assert passes(service)
         assert not any("the tokens" in line for line in service.lines)  # they could not be read, but did not change
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+NOTHING_MAY_BE_SENT = b"\x00\x04\x00\x00\x00\x00"  # the initial window of each request is 0
+HEAD = (
+    *((b":method", b"POST"), (b":scheme", b"http"), (b":path", METHOD.encode()), (b":authority", b"x")),
+    *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
+)
+
+
+def frame(kind, flags, stream, payload=b""):
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def test_a_client_that_leaves_without_reading_its_answers_leaves_no_trace_in_the_log(tmp_path):
+    head = b"".join(b"".join((b"\0", *(bytes((len(text),)) + text for text in pair))) for pair in HEAD)
+    message = request("shop", [("user", "ann")]).SerializeToString()
+    body = b"\0" + len(message).to_bytes(4, "big") + message
+    with Serving(rules_at(tmp_path, RULES)) as service:
+        for _ in range(5):
+            with ExitStack() as stack:
+                connection = connected(stack, service.addresses["grpc"])
+                connection.sendall(PREFACE + frame(4, 0, 0, NOTHING_MAY_BE_SENT))
+                asked = (frame(1, 4, stream, head) + frame(0, 1, stream, body) for stream in range(1, 40, 2))
+                connection.sendall(b"".join(asked))
+                eventually(lambda: answered(service) % 20 == 0 and answered(service) > 0)
+        assert eventually(lambda: answered(service) == 100)
+    assert not [line for line in service.lines if "ExecuteBatchError" in line]
+
+
+def answered(service):
+    lines = httpx.get(f"{service.admin}/metrics").text.splitlines()
+    count = next((line for line in lines if line.startswith("ratelimit_service_response_time_seconds_count")), "0")
+    return float(count.split()[-1])
