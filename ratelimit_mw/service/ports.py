@@ -110,33 +110,29 @@ def release(address: Address) -> None:
 
 def _bound(address: Address) -> socket.socket:
     if address.path:
-        return _bound_unix(address.path)
-    family, kind, protocol, _, target = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    found = socket.socket(family, kind, protocol)
+        _remove_unused(address.path)
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        target: object = address.path
+    else:
+        family, kind, protocol, _, target = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, kind, protocol)
     try:
         # A process that ended a moment ago must not keep the port taken. Ports that are served stay taken.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(target)
+        found.bind(target)  # type: ignore[arg-type]  # an address of this family
     except BaseException:
         found.close()
         raise
     return found
 
 
-def _bound_unix(path: str) -> socket.socket:
-    """Bind a unix socket. The file of a process that no longer listens is replaced."""
+def _remove_unused(path: str) -> None:
+    """Remove the file of a unix socket on which no process listens any more."""
     with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             if Path(path).is_socket():
                 Path(path).unlink()
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        found.bind(path)
-    except BaseException:
-        found.close()
-        raise
-    return found
