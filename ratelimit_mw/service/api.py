@@ -94,7 +94,7 @@ async def read_body(request: Request) -> bytes:
                     parts += part
                 elif size > _MOST_DISCARDED:
                     break
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError):  # the server cancels what has not ended within --grace
         raise BadRequest(["the body took too long"], 408, "slow_body") from None
     if size > MAX_BODY:
         raise _too_long()

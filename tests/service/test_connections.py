@@ -3,6 +3,7 @@
 import asyncio
 import re
 import resource
+import signal
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -155,3 +156,14 @@ def answered(service):
     lines = httpx.get(f"{service.admin}/metrics").text.splitlines()
     count = next((line for line in lines if line.startswith("ratelimit_service_response_time_seconds_count")), "0")
     return float(count.split()[-1])
+
+
+def test_a_body_that_has_not_arrived_when_the_service_ends_is_a_408_without_a_trace_in_the_log(tmp_path):
+    with Serving(rules_at(tmp_path, RULES), "--grace", "1s") as service, ExitStack() as stack:
+        connection = connected(stack, service.http.removeprefix("http://"))
+        connection.sendall(b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        eventually(lambda: 'endpoint="/v1/check"' in httpx.get(f"{service.admin}/metrics").text)
+        service.signal(signal.SIGTERM)
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert not [line for line in service.lines if "Traceback" in line]
