@@ -294,7 +294,24 @@ class Called:
         return PlainTextResponse(greeting)
 
 
-@pytest.mark.parametrize("endpoint", [Called(), partial(Called(), greeting="called")], ids=["object", "partial"])
+class Later:
+    """What compiled and wrapped functions return: it can be awaited, but is no coroutine."""
+
+    def __await__(self):
+        yield
+        return PlainTextResponse("called")
+
+
+class CalledLater:
+    def __call__(self, request: Request):
+        return Later()
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [Called(), partial(Called(), greeting="called"), CalledLater()],
+    ids=["object", "partial", "no coroutine"],
+)
 def test_an_endpoint_that_is_an_object_with_an_async_call_is_awaited(endpoint):
     limits = RateLimitMiddleware(Starlette(routes=[Route("/", limited("1 per minute")(endpoint))]), config=RULES)
     with TestClient(limits) as client:
