@@ -129,9 +129,7 @@ class Shedder:
                 self._would_shed(denial, rule, rules, request)
 
     def reset(self) -> None:
-        """Count and log the next requests that are shed as if there were none before."""
-        with self._lock:
-            self.counts.clear()
+        """Log the next requests that are shed as if there were none before. The tally resets `counts`."""
         self._lines.reset()
 
     def _count(self, standing: Standing) -> None:
