@@ -206,6 +206,14 @@ class TestWhatIsLeft:
         put(file, BROKEN["a wrong limit"])
         assert started(file) == [6, True]
 
+    def test_a_worker_with_the_older_rules_of_its_parent_does_not_replace_it(self, file, kept):
+        with RateLimiter(file) as preloaded:
+            put(file, text("6 per minute"))
+            assert started(file) == [6, False]
+            put(file, BROKEN["a wrong limit"])
+            Child.run(lambda: limit_of(preloaded))
+        assert started(file) == [6, True]
+
     @pytest.mark.parametrize("wrong", BROKEN)
     def test_it_is_taken_whatever_is_wrong_with_the_newest(self, file, kept, wrong):
         assert started(file) == [5, False]
