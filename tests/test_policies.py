@@ -26,6 +26,11 @@ def test_every_field_that_is_sent_can_be_parsed(name, limit, remaining, wait):
     assert policy.policy_item.isprintable()
 
 
+@pytest.mark.parametrize(("algorithm", "name"), [("fixed_window", "a per minute"), ("concurrency", "a concurrent")])
+def test_the_limits_of_a_rule_with_several_are_told_apart(algorithm, name):
+    assert Policies().of(Rule("a", several=True), Quota(algorithm, 5, 60 * SECOND)).name == name
+
+
 BUCKET = Quota("token_bucket", 60, 60 * SECOND, burst=10)
 
 
