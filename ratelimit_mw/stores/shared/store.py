@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+from os import SEEK_END, lseek
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -61,7 +62,7 @@ class Handle:
         now: returns the time in microseconds, to tell expired counters if the file is full.
     """
 
-    _mutex = lazy(lock)
+    mutex = lazy(lock)
 
     def __init__(self, location: Location, max_counters: int, now: Callable[[], int]) -> None:
         self._location = location
@@ -88,17 +89,17 @@ class Handle:
             PermanentFault: the file cannot be used until it is changed.
             StoreUnavailable: the file cannot be used now.
         """
-        with self._mutex:
-            return self._attempt(work, asked)
+        with self.mutex:
+            return self.attempt_locked(work, asked)
 
     def attempt_now(self, work: Callable[[Table, A], T], asked: A) -> T | None:
         """As `attempt`, but return None if another thread has the mutex. For event loops."""
-        if not self._mutex.acquire(blocking=False):
+        if not self.mutex.acquire(blocking=False):
             return None
         try:
-            return self._attempt(work, asked)
+            return self.attempt_locked(work, asked)
         finally:
-            self._mutex.release()
+            self.mutex.release()
 
     def progress(self) -> tuple[int, int]:
         """What each change of the file changes: the number of its transactions and its time. No lock is needed.
@@ -125,7 +126,8 @@ class Handle:
     def __del__(self) -> None:
         self.close()
 
-    def _attempt(self, work: Callable[[Table, A], T], asked: A) -> T | None:
+    def attempt_locked(self, work: Callable[[Table, A], T], asked: A) -> T | None:
+        """As `attempt`. The caller holds the mutex."""
         if time.monotonic() >= self._check_at:
             self._check()
         data = self._data
@@ -134,17 +136,22 @@ class Handle:
         fd, size, _ = data
         try:
             flock(fd, _TRY)
-            if os.lseek(fd, 0, os.SEEK_END) < size:  # truncated: LMDB would end the process (SIGBUS)
+            if lseek(fd, 0, SEEK_END) < size:  # truncated: LMDB would end the process (SIGBUS)
                 self._failed, self._check_at = True, 0.0
                 return None
             table = self._table
             if table is None:
                 table = self._table = Table(open_environment(data, self._location.path), self._most, size)
+            txn = None
             try:
-                with table.environment.begin(None, None, True) as table.txn:  # to write; a keyword costs 3 %
-                    done = work(table, asked)
-            except lmdb.Error as error:  # if it is full, nothing was written
-                if not _is_full(error):
+                # Without `with`, which takes longer. A keyword for `write` costs 3 %.
+                txn = table.txn = table.environment.begin(None, None, True)
+                done = work(table, asked)
+                txn.commit()
+            except BaseException as error:
+                if txn is not None:
+                    txn.abort()  # it has no effect after a commit
+                if not (isinstance(error, lmdb.Error) and _is_full(error)):  # if it is full, nothing was written
                     raise
                 done = self._work_with_room(table, work, asked)
             if table.crowded:
@@ -153,18 +160,21 @@ class Handle:
         except BlockingIOError:
             return None
         except (lmdb.Error, OSError) as error:
-            self._failed, self._check_at = True, 0.0  # LMDB may refuse all further transactions
-            if not isinstance(error, _DAMAGED):
-                raise StoreUnavailable(f"{self._location.path}: {error}") from None
-            set_aside(self._location.path, fd, f"is damaged ({error})")
+            self._fail(error, fd)
             return None
         finally:
-            # This has no effect without the lock. It is the first call here, so that an asynchronous exception, for
-            # example of a signal handler, cannot skip it.
+            # No effect without the lock. It is the first call here, so that no asynchronous exception can skip it.
             try:  # noqa: SIM105  `suppress` would be another call
                 flock(fd, LOCK_UN)
             except OSError:  # other code has closed the descriptor
                 pass
+
+    def _fail(self, error: Exception, fd: int) -> None:
+        """Set a damaged file aside. Raises StoreUnavailable for any other error."""
+        self._failed, self._check_at = True, 0.0  # LMDB may refuse all further transactions
+        if not isinstance(error, _DAMAGED):
+            raise StoreUnavailable(f"{self._location.path}: {error}") from None
+        set_aside(self._location.path, fd, f"is damaged ({error})")
 
     def _work_with_room(self, table: Table, work: Callable[[Table, A], T], asked: A) -> T:
         """Drop counters, and do the work again, until there is room for what it writes."""
@@ -220,14 +230,14 @@ class Handle:
         After a second, the fork goes on without it: the thread that forks may itself be within a transaction, if a
         signal handler forks.
         """
-        if self._mutex.acquire(timeout=_FORK):
+        if self.mutex.acquire(timeout=_FORK):
             self._forking = threading.get_ident()
 
     def after_fork_in_parent(self) -> None:
         """Release the mutex, if this thread has taken it for the fork."""
         if self._forking == threading.get_ident():
             self._forking = None
-            self._mutex.release()
+            self.mutex.release()
 
     def after_fork(self) -> None:
         """Close what the child has inherited. The next attempt opens the file again.
@@ -305,7 +315,10 @@ class SharedStore(Store):
 
     async def aask(self, request: StoreRequest) -> Reply:
         """See `Store`."""
-        asked, period = self._asked(request), self._begin()
+        asked, breaker = self._asked(request), self._breaker
+        if breaker.watching and breaker.open:
+            raise StoreUnavailable(AWAY)
+        period = breaker.period
         try:
             reply = (self._handle or self._open()).attempt_now(Table.reply, asked)
             return complete(await self._await(Table.reply, asked) if reply is None else reply)
@@ -318,9 +331,14 @@ class SharedStore(Store):
         return self._decided, lambda asks: self._asked((asks, DECIDE))
 
     def _decided(self, asked: Asked) -> ReplyFields:
-        period = self._begin()
+        breaker = self._breaker
+        if breaker.watching and breaker.open:
+            raise StoreUnavailable(AWAY)
+        period = breaker.period
         try:
-            reply = (self._handle or self._open()).attempt(Table.reply, asked)
+            handle = self._handle or self._open()
+            with handle.mutex:  # as `attempt` does, without another call
+                reply = handle.attempt_locked(Table.reply, asked)
             return self._wait(Table.reply, asked) if reply is None else reply
         except StoreUnavailable as error:
             self._failed(error, period)
@@ -367,17 +385,6 @@ class SharedStore(Store):
     def away(self) -> bool:
         """Whether the file is unavailable, so that requests fail at once."""
         return self._breaker.open
-
-    def _begin(self) -> Period:
-        """The period in which a request is asked.
-
-        Raises:
-            StoreUnavailable: the breaker is open.
-        """
-        breaker = self._breaker
-        if breaker.watching and breaker.open:
-            raise StoreUnavailable(AWAY)
-        return breaker.period
 
     def _open(self) -> Handle:
         handle = self._handle = self._handle or handle_of(self.location, self._most, self._now)
