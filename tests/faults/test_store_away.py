@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import textwrap
+import threading
 import time
 from subprocess import PIPE
 
@@ -22,6 +23,8 @@ from ratelimit_mw.stores.redis.store import RedisStore
 from tests.faults.faults import (
     ASKS,
     FAULTS,
+    Tasks,
+    Threads,
     aattempt,
     away_and_back,
     busy,
@@ -41,7 +44,7 @@ from tests.faults.faults import (
     writable,
 )
 from tests.support.apps import ROOT
-from tests.support.patience import WITHIN
+from tests.support.patience import WITHIN, at_most, eventually
 from tests.support.processes import end, spawn
 from tests.support.servers import BINARIES, Server
 
@@ -101,6 +104,46 @@ def test_a_reply_lost_after_the_commit_is_counted_once(client_of, fresh_server, 
     proxy.heal()
     hold_again(client)
     assert client.one().outcomes[0].remaining == 999_996  # one before, one lost, one that noticed, this one
+
+
+def test_threads_whose_requests_were_sent_together_fail_together(fresh_server, proxy):
+    """The second batch, of those that wait while the first is under way, loses its reply."""
+    client = Threads(RedisStore(proxy.url, timeout=WITHIN))
+    eventually(client.one)
+    proxy.delay(0, 1)
+    calls = fresh_server.calls("evalsha")
+    loses = threading.Thread(
+        target=lambda: (eventually(lambda: fresh_server.calls("evalsha") > calls), proxy.drop_reply())
+    )
+    loses.start()
+    with at_most(WITHIN / 2):
+        assert client.many().count(None) >= 19
+    loses.join()
+    assert client.store.late_requests == 0
+    client.close()
+
+
+def test_it_is_not_back_before_the_loops_are_connected_again(fresh_server, proxy):
+    client = Tasks(RedisStore(proxy.url, timeout=WITHIN))
+    eventually(client.one)
+    proxy.reset()
+    assert client.one() is None
+    goes_on = threading.Event()
+    client.run(hold_up(goes_on))
+    calls = fresh_server.calls("evalsha")
+    proxy.heal()
+    eventually(lambda: fresh_server.calls("evalsha") > calls)  # a probe was answered
+    time.sleep(0.3)
+    assert client.store.away
+    goes_on.set()
+    eventually(lambda: not client.store.away)
+    assert client.one() is not None
+    client.close()
+
+
+async def hold_up(goes_on):
+    """Let the app hold up its loop until then."""
+    asyncio.get_running_loop().call_later(0.01, goes_on.wait, WITHIN)
 
 
 def test_a_key_of_another_type_spoils_only_its_own_request(client_of, fresh_server, caplog):

@@ -8,6 +8,7 @@ import pytest
 
 from ratelimit_mw.errors import PermanentFault
 from ratelimit_mw.stores.breaker import Breaker, Period, silent
+from tests.support.interrupts import at_every_line
 from tests.support.patience import WITHIN, eventually
 
 
@@ -65,6 +66,17 @@ def test_an_answer_from_before_the_last_closing_does_not_close_it(breaker):
     assert breaker.open
     breaker.close(1)
     assert (breaker.open, breaker.closings) == (False, 2)
+
+
+def test_it_closes_also_if_what_closes_it_is_interrupted():
+    breakers = []
+
+    def trip():
+        breakers.append(Breaker("the test's"))
+        breakers[-1].trip("a test", lambda: None, 0)
+
+    assert at_every_line(lambda: breakers[-1].close(0), lambda _: None, before=trip) >= 5
+    eventually(lambda: not any(breaker.open for breaker in breakers))
 
 
 def test_a_closed_breaker_does_not_count_answers(breaker):
