@@ -350,31 +350,27 @@ class Planner:
         return self.plan(rules, request, cost, name)
 
     def plan_given(
-        self,
-        rules: Rules,
-        given: Arguments,
-        cost: int = 1,
-        name: NamedRule | None = None,
-        *,
-        commit: bool = True,
+        self, rules: Rules, given: Arguments, cost: int = 1, name: NamedRule | None = None, *, commit: bool = True
     ) -> Plan:
         """The plan for the arguments of `check()`, cached if it depends on these arguments alone."""
         known = rules.plans if name is None else None
         if known is None or self.switch.thrown or type(given) is not dict or type(cost) is not int:
             return self.admit(rules, self.request_of(rules, given), cost, name, commit=commit)
-        key, find = known.key_of_given(given, cost), known.get
+        read, find = known.read_of(given), known.get
+        key = cost, *read, *read.values()
         try:
             plan: Plan | None = find(key)
         except TypeError:  # an unhashable value
             return self.plan(rules, self.request_of(rules, given), cost)
-        if plan is None and known.patterned and type(given.get("ip")) is str:
-            unknown = {**given, "ip": _BLANK}
-            similar = (known.key_of_given(unknown, cost),)  # no other key is a tuple of one tuple
+        address = "remote_address" if "remote_address" in given else "ip"
+        if plan is None and known.patterned and type(given.get(address)) is str:
+            unknown = {**read, address: _BLANK}
+            similar = ((cost, *unknown, *unknown.values()),)  # no other key is a tuple of one tuple
             pattern: Pattern | None = find(similar)
             if pattern is None and known.seen(similar):
                 request = self.request_of(rules, unknown)
                 pattern = self._pattern(known, similar, rules, request, whole(cost), given=unknown)
-            plan = _patterned(known, key, pattern, given["ip"])
+            plan = _patterned(known, key, pattern, given[address])
         if plan is None:
             plan = self._kept(known, key, rules, self.request_of(rules, given), whole(cost), given=given)
         return plan

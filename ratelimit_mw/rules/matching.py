@@ -294,12 +294,13 @@ class Plans:
         if len(self._kept) > _MOST:
             self._kept.popitem(last=False)
 
-    def key_of_given(self, given: dict[str, Any], cost: int) -> Hashable:
-        """Return what the plan for the arguments of `check()` depends on. Hashing it may raise TypeError."""
-        if not self.by_path and "path" in given:
-            given = given.copy()
-            del given["path"]
-        return cost, *given, *given.values()
+    def read_of(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `check()` that its plan may depend on."""
+        if self.by_path or "path" not in given:
+            return given
+        read = given.copy()
+        del read["path"]
+        return read
 
     def key(self, request: Request) -> Hashable | None:
         """Return everything in a request that its plan depends on. None if that is unknown."""
