@@ -20,7 +20,7 @@ import trustme
 
 from ratelimit_mw import ManualClock
 from ratelimit_mw.errors import StoreUnavailable
-from ratelimit_mw.model import SECOND, Ask, Quota, Reply
+from ratelimit_mw.model import SECOND, Ask, Quota
 from ratelimit_mw.stores.base import DECIDE, LOOK, complete
 from ratelimit_mw.stores.redis.codec import MOST
 from ratelimit_mw.stores.redis.endpoint import Direct
@@ -486,20 +486,24 @@ def test_far_away_no_request_takes_the_connection_that_another_has_just_chosen()
         def begin_connecting(self):
             return None
 
-        def decide(self, request, timeout=None):
-            chosen.append(self)
-            if len(chosen) == 1:
-                lanes.decide(request, timeout)  # of another thread, before this one has begun
-            return Reply(0, ())
+    def decide():
+        with pytest.raises(StoreUnavailable, match="no server"):
+            lanes.decide(([ask()], DECIDE))
 
     def lane():
-        made = Lane(lambda: None, lambda _: None, 2.0)
+        def connect():
+            chosen.append(made)
+            if len(chosen) == 1:
+                decide()  # of another thread, before this one has begun
+            raise StoreUnavailable("no server")
+
+        made = Lane(connect, lambda _: None, 2.0)
         made.round_trip = 1.5
         return made
 
     lanes = ConnectionPool(lane(), lane, 2.0)
     for _ in range(2):
-        lanes.decide(([ask()], DECIDE))
+        decide()
     assert [chosen.index(each) for each in chosen] == [0, 1, 0]
 
 

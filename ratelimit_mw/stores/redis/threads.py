@@ -67,29 +67,24 @@ class ThreadBatcher:
         self.answered_at = 0.0
         """When a request was last answered in time, by the monotonic clock."""
 
-    def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
-        """The store's reply to `request`. Raises StoreUnavailable, after `timeout` seconds at the latest."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+    def decide(self, job: "_Job", *, alone: bool = False) -> bool:
+        """Answer the job, at its deadline at the latest.
+
+        Returns False, without an answer, if other requests use the connection and the job must be `alone` on it.
+        """
         if self._connection is None:
-            deadline += self._allowance()
-        job = _Job(request, deadline)
+            job.deadline += self._allowance()
         try:
             if not self._waiting and self._become_leader(job):
                 self._lead(job)
+            elif alone:
+                return False
             else:
                 self._wait(job)
         except BaseException:
             self._abandon(job)
             raise
-        result = job.result
-        if isinstance(result, tuple):
-            return complete(result)
-        raise result or Late(NO_ANSWER)  # what its leader sees says whether the store is silent
-
-    @property
-    def busy(self) -> bool:
-        """Whether the connection is in use."""
-        return bool(self._leader)
+        return True
 
     def connect(self) -> None:
         """Connect before the first request. Waits as long as that request would at most. Never raises."""
@@ -381,14 +376,19 @@ class ConnectionPool:
         self._timeout = timeout
         self._far = timeout * _FAR
         self._lanes = [first]
-        self._taken: dict[ThreadBatcher, _Use] = {}  # changed only in atomic steps
 
     def decide(self, request: StoreRequest, timeout: float | None = None) -> Reply:
-        """See `ThreadBatcher.decide`."""
+        """The store's reply to `request`. Raises StoreUnavailable, after `timeout` seconds at the latest."""
+        job = _Job(request, time.monotonic() + (self._timeout if timeout is None else timeout))
         first = self._first
         if first.round_trip < self._far:  # the usual case
-            return first.decide(request, timeout)
-        return self._decide_far_away(request, timeout)
+            first.decide(job)
+        else:
+            self._decide_far_away(job)
+        result = job.result
+        if isinstance(result, tuple):
+            return complete(result)
+        raise result or Late(NO_ANSWER)  # what its leader sees says whether the store is silent
 
     @property
     def answered_at(self) -> float:
@@ -400,46 +400,14 @@ class ConnectionPool:
         for lane in tuple(self._lanes):
             lane.close()
 
-    def _decide_far_away(self, request: StoreRequest, timeout: float | None) -> Reply:
-        began = time.monotonic()
-        use = _Use(began + (self._timeout if timeout is None else timeout) + _LOST)
-        lane = self._take(use, began)
-        try:
-            return lane.decide(request, timeout)
-        finally:
-            if self._taken.get(lane) is use:
-                self._taken.pop(lane, None)
-
-    def _take(self, use: "_Use", now: float) -> ThreadBatcher:
-        """A lane that no other request uses; a new one if all are in use."""
-        number = 0
-        while True:
-            if number == len(self._lanes):
-                if number >= _MAX_CONNECTIONS:
-                    return self._lanes[hash(use) % _MAX_CONNECTIONS]
-                self._lanes.append(self._make())
-            lane = self._lanes[number]
-            if lane.busy:  # with a batch that began before the server was known to be far away
-                number += 1
-                continue
-            other = self._taken.setdefault(lane, use)
-            if other is not use and other.until < now and self._taken.get(lane) is other:
-                self._taken.pop(lane, None)
-                other = self._taken.setdefault(lane, use)
-            if other is use:
-                if number + 1 == len(self._lanes) < _MAX_CONNECTIONS:
-                    # Keep one spare lane, so that the next request finds it connected.
-                    spare = self._make()
-                    spare.begin_connecting()
-                    self._lanes.append(spare)
-                return lane
-            number += 1
-
-
-class _Use:
-    """The use of a lane by one request. `until` is the monotonic time at which the request counts as lost."""
-
-    __slots__ = ("until",)
-
-    def __init__(self, until: float) -> None:
-        self.until = until
+    def _decide_far_away(self, job: _Job) -> None:
+        """Answer the job on a connection that no other request uses. If all are in use, it shares one."""
+        for number in range(_MAX_CONNECTIONS):
+            if number + 1 == len(self._lanes) < _MAX_CONNECTIONS:
+                # Keep one spare lane, so that the next request finds it connected.
+                spare = self._make()
+                spare.begin_connecting()
+                self._lanes.append(spare)
+            if self._lanes[number].decide(job, alone=True):
+                return
+        self._lanes[hash(job) % _MAX_CONNECTIONS].decide(job)
