@@ -245,11 +245,18 @@ async def ask(calls: Sequence[Call], messages: Iterator[bytes], number: int) -> 
 
 
 def cost(port: str, url: str, number: int) -> Run:
-    """Microseconds of the server's processor time for a decision. Without a `url`, the server answers a constant."""
+    """Microseconds of the server's processor time for a decision. Without a `url`, the server answers a constant.
+
+    The server has one core, and the client the others. The threads of grpcio would otherwise move between the cores
+    of the machine, and the same server would take 120 or 220 µs, from round to round.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])  # the server inherits it
     rules = Path(tempfile.mkdtemp(prefix="rlmw-bench-")) / "rules.yaml"
     rules.write_text((RULES if port == "grpc" else AUTH_RULES).format(url=url), "utf-8")
     words = _service(port, rules) if url else ("-m", "bench.constant_servers", port)
     running = Running(*words).__enter__()  # it ends with this process
+    os.sched_setaffinity(0, cores[1:] or cores)
     loop = asyncio.new_event_loop()
     messages = itertools.cycle(grpc_messages() if port == "grpc" else http_messages())
     calls = loop.run_until_complete((grpc_calls if port == "grpc" else http_calls)(running.targets[0]))
