@@ -121,16 +121,17 @@ class Store(ABC):
     def aask(self, request: StoreRequest) -> Coroutine[Any, Any, Reply]:
         """The awaitable twin of `ask`. It never blocks the event loop."""
 
-    def reply_to(self, request: StoreRequest) -> Awaitable[ReplyFields]:
+    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> Awaitable[ReplyFields]:
         """As `aask`, for callers that only await the fields of the reply. It may raise at once, before it is awaited.
 
         A store may return a future here, which takes less time than a coroutine.
-        """
-        return self.aask(request)
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[ReplyFields]:
-        """As `reply_to` for these asks and `DECIDE`. `denied` is told of a denial before the caller gets the reply."""
-        return tell_denials(self.reply_to((asks, DECIDE)), asks, denied)
+        Args:
+            request: the request.
+            denied: is told if the request is denied, before the caller gets the reply.
+        """
+        reply = self.aask(request)
+        return reply if denied is None else tell_denials(reply, request[0], denied)
 
     def decider(self, asks: Sequence[Ask]) -> Decider | None:  # noqa: ARG002  for subclasses
         """What does what `ask` does for `DECIDE`. None: the store takes several steps.
@@ -289,13 +290,13 @@ class Wrapper(Store):
         """See `Store`."""
         return self._carried_out(self.asked(request))
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[ReplyFields]:
+    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> Awaitable[ReplyFields]:
         """See `Store`. A request that is passed on as it is takes no coroutine here. A reply of `asked` is not told."""
-        plan = self.asked((asks, DECIDE))
+        plan = self.asked(request)
         if type(plan) is tuple and plan[1] is None:
-            return self.beneath.decision(plan[0][0], denied)
+            return self.beneath.reply_to(plan[0], denied)
         carried_out = self._carried_out(plan)
-        return carried_out if type(plan) is Reply else tell_denials(carried_out, asks, denied)
+        return carried_out if denied is None or type(plan) is Reply else tell_denials(carried_out, request[0], denied)
 
     async def _carried_out(self, plan: Call | Reply | Steps[Reply]) -> Reply:
         if isinstance(plan, Reply):

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple, TypeVar
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.model import NEVER, SECOND, Ask, Banned, Outcome, Quota, Reply
-from ratelimit_mw.stores.base import DECIDE, Call, Decider, ReplyFields, Store, StoreRequest, Wrapper, forget_request
+from ratelimit_mw.stores.base import (
+    DECIDE,
+    Call,
+    Decider,
+    Denied,
+    ReplyFields,
+    Store,
+    StoreRequest,
+    Wrapper,
+    forget_request,
+)
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -234,14 +244,14 @@ class DenyCache(Wrapper):
         self._denials: LRU[str, _KnownDenial] = LRU(most)
         self._offset = 0
 
-    def reply_to(self, request: StoreRequest) -> Awaitable[ReplyFields]:
+    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> Awaitable[ReplyFields]:
         """See `Store`. If no cached denial is certain, this takes no coroutine here."""
         asks, intent = request
-        if intent is not DECIDE or self._clock:
-            return self.aask(request)
+        if intent is not DECIDE or self._clock or denied:
+            return super().reply_to(request, denied)
         if self._denials and (known := self._known(asks, time.monotonic_ns() // 1000)):
             return self._carried_out(known)
-        return self.beneath.decision(asks, self._learn)
+        return self.beneath.reply_to(request, self._learn)
 
     def asked(self, request: StoreRequest) -> Call | Reply:
         """Deny the request if a cached denial is certain. The reply then has the outcome of this counter alone.

@@ -93,13 +93,14 @@ class Leases(Wrapper):
                 return reply
         return self._decide(asks, intent.commit)
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> Awaitable[ReplyFields]:
+    def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> Awaitable[ReplyFields]:
         """See `Store`. Of most apps, most counters are not hot: their requests are passed on with few steps."""
-        if self._clock:
-            return super().decision(asks, denied)
+        if self._clock or denied is None:
+            return super().reply_to(request, denied)
+        asks, _ = request
         now = self._now()
         if self.ledger.none_is_hot(asks, now):
-            return self.beneath.decision(asks, denied)
+            return self.beneath.reply_to(request, denied)
         reply = self._spend(asks, now)
         if reply is not None:  # it denies nothing
             return self._carried_out(reply)

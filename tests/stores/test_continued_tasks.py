@@ -90,7 +90,7 @@ def test_a_task_may_cancel_another_one_whose_reply_has_come(store, runner):
 
 def test_several_may_wait_for_one_reply(store, runner):
     async def main():
-        future = store.decision([ask()], lambda *_: None)
+        future = store.reply_to(([ask()], DECIDE), lambda *_: None)
         gone, *others = [asyncio.shield(future) for _ in range(4)]
         gone.cancel()
         await asyncio.sleep(0)  # so that it no longer waits

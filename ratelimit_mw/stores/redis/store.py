@@ -12,7 +12,7 @@ from functools import partial
 from ratelimit_mw.clock import Clock
 from ratelimit_mw.errors import CounterError, Late, NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.logs import Once, logger
-from ratelimit_mw.model import Ask, Reply
+from ratelimit_mw.model import Reply
 from ratelimit_mw.process_local import abandon, reset_after_fork
 from ratelimit_mw.settings import StorageSettings
 from ratelimit_mw.stores.base import DECIDE, Denied, ReplyFields, Store, StoreRequest, complete
@@ -117,12 +117,8 @@ class Server(Store):
         """The awaitable twin of `ask`, within the server's own timeout."""
         return complete(await self.reply_to(request))
 
-    def decision(self, asks: Sequence[Ask], denied: Denied) -> "asyncio.Future[ReplyFields]":
-        """See `Store`."""
-        return self.reply_to((asks, DECIDE), denied)
-
     def reply_to(self, request: StoreRequest, denied: Denied | None = None) -> "asyncio.Future[ReplyFields]":
-        """See `Store`. Raises StoreUnavailable at once while the store is away. For `denied` see `decision`."""
+        """See `Store`. Raises StoreUnavailable at once while the store is away."""
         breaker = self._breaker
         if breaker.watching and breaker.open:
             raise StoreUnavailable(AWAY)
