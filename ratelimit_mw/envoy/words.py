@@ -202,7 +202,7 @@ class _Compiler:
         return self._counted(stated, Window(requests, unit, stated[BURST]))
 
     def _counted(self, stated: Values, window: Window) -> Quota:
-        name, (requests, unit, own_burst) = stated[_ALGORITHM], window
+        name, (requests, unit, own_burst, _) = stated[_ALGORITHM], window
         rule = stated.with_value(ALGORITHM, name)
         if name != DEFAULT or own_burst is not None:  # fixed_window takes every number of envoyproxy/ratelimit
             fault = window_fault(rule, window)

@@ -3,7 +3,7 @@
 import pytest
 
 from ratelimit_mw import ConfigurationError, RateLimiter
-from ratelimit_mw.config.words.limit import parse_limit, parse_period
+from ratelimit_mw.config.words.limit import Window, parse_limit, parse_period
 from ratelimit_mw.errors import Invalid
 from ratelimit_mw.model import Quota
 from ratelimit_mw.units import DAY, parse_duration, spell_period
@@ -46,12 +46,12 @@ S = 1_000_000
     ],
 )
 def test_a_limit_is(text, limit, period):
-    assert parse_limit(text) == ((limit, period, None),)
+    assert parse_limit(text) == (Window(limit, period),)
 
 
 @pytest.mark.parametrize("text", ["5/s; 100 per hour", "5/s, 100/h", "5 per second|100 per hour;", "5/s;; 100/h"])
 def test_one_text_states_several_limits(text):
-    assert parse_limit(text) == ((5, S, None), (100, 3_600 * S, None))
+    assert parse_limit(text) == (Window(5, S), Window(100, 3_600 * S))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def _validate_shards(rule: Values, problems: Problems) -> None:
     place, shards, fixed = rule.place("shards"), rule[SHARDS], rule[COST].fixed
     why = ALGORITHMS[rule[ALGORITHM]].no_shards or (rule.differs(MAX_WAIT) and "a queue needs a single counter")
     # The limit of an override is not checked: an override with a small limit has fewer shards.
-    windows = [placed.window for placed in rule[LIMIT].all() if rule.has_key("shards")]
+    windows = rule[LIMIT].all() if rule.has_key("shards") else []
     capacities = [(window.limit, "limit") for window in windows]
     capacities += [(window.burst or rule[BURST] or 0, "burst") for window in windows]
     least, name = min(((capacity, name) for capacity, name in capacities if capacity), default=(0, ""))

@@ -97,18 +97,13 @@ class Window(NamedTuple):
         limit: The number of requests.
         period: The period in microseconds. 0 for a concurrent limit, which has none.
         burst: The burst, if the limit itself sets it. None: the rule's `burst`.
+        place: Its place in the file.
     """
 
     limit: int
     period: int
     burst: int | None = None
-
-
-class PlacedWindow(NamedTuple):
-    """One window, and its place in the file."""
-
-    window: Window
-    place: Place
+    place: Place = Place()
 
 
 class Limits(NamedTuple):
@@ -120,17 +115,17 @@ class Limits(NamedTuple):
         function: The source that returns the limit of a request, as "python:module:function". "" if the file has it.
     """
 
-    default: tuple[PlacedWindow, ...]
-    tiers: Mapping[str, tuple[PlacedWindow, ...]] | None = None
+    default: tuple[Window, ...]
+    tiers: Mapping[str, tuple[Window, ...]] | None = None
     function: str = ""
 
-    def by_tier(self) -> list[tuple[PlacedWindow, ...]]:
+    def by_tier(self) -> list[tuple[Window, ...]]:
         """Return the windows of each tier."""
         return [self.default, *(self.tiers or {}).values()]
 
-    def all(self) -> list[PlacedWindow]:
+    def all(self) -> list[Window]:
         """Return the windows of all tiers."""
-        return [placed for windows in self.by_tier() for placed in windows]
+        return [window for windows in self.by_tier() for window in windows]
 
 
 def parse_limit(text: str) -> tuple[Window, ...] | None:
@@ -237,13 +232,13 @@ def read_limits(node: Node) -> Limits:
     return Limits(tiers.pop("default"), tiers)
 
 
-def _read_windows(node: Node) -> tuple[PlacedWindow, ...]:
+def _read_windows(node: Node) -> tuple[Window, ...]:
     """Read one limit or a list of limits, for one tier."""
     problems = Problems()
     if isinstance(node, Items):
         if not node:
             raise Invalid("the list must not be empty", "write unlimited, or remove the rule")
-        windows: list[PlacedWindow] = []
+        windows: list[Window] = []
         for item in node:
             found = problems.read(_read_one, item, ())
             if found is None:
@@ -251,25 +246,25 @@ def _read_windows(node: Node) -> tuple[PlacedWindow, ...]:
             windows += found or ()
     else:
         windows = list(_read_one(node) or ())
-    for n, placed in enumerate(windows):
-        if any(placed.window.period == other.window.period for other in windows[:n]):
-            problems.add(placed.place, "two limits have the same window", "keep only the lower one")
+    for n, window in enumerate(windows):
+        if any(window.period == other.period for other in windows[:n]):
+            problems.add(window.place, "two limits have the same window", "keep only the lower one")
     problems.refuse()
     return tuple(windows)
 
 
-def _read_one(node: Node) -> tuple[PlacedWindow, ...] | None:
+def _read_one(node: Node) -> tuple[Window, ...] | None:
     """Read a mapping, or a text with one or several limits. None for `unlimited`."""
     if isinstance(node, Map) and "default" in node:
         raise Invalid("a mapping by tier must not be in a tier or in a list")
     if isinstance(node, Map):
-        return (PlacedWindow(_MAPPING.read(node), node.place),)
+        return (_MAPPING.read(node)._replace(place=node.place),)
     if isinstance(node, Items):
         raise Invalid("must be a limit, not a list")
     if not isinstance(node.value, str):
         raise unlike(node, "a limit", FORM)
     windows = parse_limit(node.text)
-    return None if windows is None else tuple(PlacedWindow(window, node.place) for window in windows)
+    return None if windows is None else tuple(window._replace(place=node.place) for window in windows)
 
 
 def _read_per(node: Node) -> int:
@@ -281,13 +276,13 @@ def _read_per(node: Node) -> int:
 
 def burst_of(rule: Values, window: Window) -> int:
     """Return the size of a bucket in requests. 0 if the algorithm has no bucket, or if the limit is 0 or concurrent."""
-    limit, period, own_burst = window
+    limit, period, own_burst, _ = window
     return (own_burst or rule[BURST] or limit) if ALGORITHMS[rule[ALGORITHM]].has_burst and limit and period else 0
 
 
 def window_fault(rule: Values, window: Window) -> tuple[str, str] | None:
     """Return the error in one window of a rule, and its hint. None if it has no error."""
-    limit, period, own_burst = window
+    limit, period, own_burst, _ = window
     name = rule[ALGORITHM]
     algorithm = ALGORITHMS[name]
     if own_burst is not None and not algorithm.has_burst:
@@ -305,7 +300,7 @@ def window_fault(rule: Values, window: Window) -> tuple[str, str] | None:
 
 
 def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
-    limit, period, _ = window
+    limit, period, *_ = window
     name = rule[ALGORITHM]
     if limit > period:
         return f"{limit} per {spell_period(period)} is too much for {name}", "at most one request per microsecond"
@@ -327,13 +322,13 @@ def no_burst(rule: Values) -> tuple[str, str]:
 
 def _validate_limit(rule: Values, problems: Problems) -> None:
     """Report a limit that its algorithm cannot count: `N concurrent` is for requests in flight, `N per M` is not."""
-    windows = [placed for placed in rule[LIMIT].all() if placed.window.period]
-    concurrent = [placed for placed in rule[LIMIT].all() if not placed.window.period]
+    windows = [window for window in rule[LIMIT].all() if window.period]
+    concurrent = [window for window in rule[LIMIT].all() if not window.period]
     name = rule[ALGORITHM]
     if ALGORITHMS[name].in_flight:
-        for window, place in windows:
+        for window in windows:
             hint = f"write {window.limit} concurrent, or use another algorithm"
-            problems.add(place, f"{name} counts requests in flight, not requests per time", hint)
+            problems.add(window.place, f"{name} counts requests in flight, not requests per time", hint)
     elif concurrent and not windows and "algorithm" in rule and rule.has_key("algorithm"):
         message = f"a concurrent limit needs algorithm: {IN_FLIGHT}, not {name}"
         problems.add(rule.place("algorithm"), message, "remove algorithm")
@@ -341,7 +336,7 @@ def _validate_limit(rule: Values, problems: Problems) -> None:
 
 def is_concurrent(rule: Values) -> bool:
     """Return True if one of the rule's limits counts requests in flight."""
-    return any(not placed.window.period for placed in rule[LIMIT].all())
+    return any(not window.period for window in rule[LIMIT].all())
 
 
 SPLIT = "remove one of the two, or split the rule into two"

@@ -63,9 +63,9 @@ _FOLDER = re.compile(r"(/[A-Za-z0-9._~-]+)+")  # characters that no client or se
 
 
 def _validate_defer(rule: Values, problems: Problems) -> None:
-    for window, place in rule[LIMIT].all():
+    for window in rule[LIMIT].all():
         if not window.limit:
-            problems.add(place, "a limit of 0 never admits, so a deferred request would never be replayed")
+            problems.add(window.place, "a limit of 0 never admits, so a deferred request would never be replayed")
 
 
 def read_folder(node: Node) -> str:

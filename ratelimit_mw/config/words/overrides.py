@@ -24,7 +24,6 @@ from ratelimit_mw.config.words.limit import (
     LIMIT,
     MOST,
     Limits,
-    PlacedWindow,
     Window,
     limit_schema,
     parse_limit,
@@ -157,8 +156,8 @@ def with_sample(rule: Values) -> Values:
     algorithm = ALGORITHMS[rule[ALGORITHM]]
     largest = MOST if algorithm.largest is None else algorithm.largest.limit
     # A concurrent limit has no period. Other algorithms cannot have one from a function.
-    window = Window(largest // _ROOM, 0 if algorithm.in_flight else HOUR)
-    return rule.with_value(LIMIT, Limits((PlacedWindow(window, rule.place("limit")),)))
+    window = Window(largest // _ROOM, 0 if algorithm.in_flight else HOUR, place=rule.place("limit"))
+    return rule.with_value(LIMIT, Limits((window,)))
 
 
 def with_function(
@@ -243,7 +242,7 @@ class Recompiler:
         values: Values = unpack(self.rules[rule])
         limits = values[LIMIT]
         windows = list(limits.default)
-        windows[place] = windows[place]._replace(window=windows[place].window._replace(limit=number))
+        windows[place] = windows[place]._replace(limit=number)
         changed = values.with_value(LIMIT, limits._replace(default=tuple(windows)))
         problems = Problems()
         validate_rule(changed, problems)

@@ -22,7 +22,6 @@ from ratelimit_mw.config.words.limit import (
     BURST,
     DEFAULT_BUCKETS,
     LIMIT,
-    PlacedWindow,
     Window,
     burst_of,
     window_fault,
@@ -115,8 +114,8 @@ def validate_rule(rule: Values, problems: Problems) -> None:
         return
     for word in RULE.words.values():
         word.check(rule, problems)
-    for placed in rule[LIMIT].all():
-        _validate_window(rule, placed, problems)
+    for window in rule[LIMIT].all():
+        _validate_window(rule, window, problems)
 
 
 def compile_counters(domain: str, rule: Values) -> tuple[tuple[Counter, ...], Tiers | None]:
@@ -136,7 +135,7 @@ def _fields(rule: Values) -> dict[str, Any]:
     return found
 
 
-def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tuple[Counter, ...]:
+def _counters(domain: str, rule: Values, limits: Sequence[Window]) -> tuple[Counter, ...]:
     # The key contains what the state of a counter depends on: the algorithm, the period, the buckets and the shards.
     # A rule that changes one of these therefore starts with new counters.
     buckets = rule[BUCKETS] or DEFAULT_BUCKETS
@@ -144,7 +143,7 @@ def _counters(domain: str, rule: Values, limits: Sequence[PlacedWindow]) -> tupl
     sharded = f"x{rule[SHARDS]}" if rule[SHARDS] > 1 else ""
     prefix = f"{key_of_domain(domain)}:{escaped(rule[NAME])}:"
     counters: list[Counter] = []
-    for window, _ in limits:
+    for window in limits:
         quota = _quota(rule, window, prefix)
         code = f"{ALGORITHMS[quota.algorithm].code}{_period_code(quota.period)}"
         spread = sliced + sharded if window.period else ""
@@ -164,7 +163,7 @@ def _period_code(period: int) -> str:
 
 
 def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
-    limit, period, _ = window
+    limit, period, *_ = window
     if period:
         algorithm, buckets = ALGORITHMS[rule[ALGORITHM]], rule[BUCKETS] or DEFAULT_BUCKETS
         quota = Quota(rule[ALGORITHM], limit, period, burst_of(rule, window), buckets)
@@ -178,11 +177,10 @@ def _quota(rule: Values, window: Window, prefix: str = "") -> Quota:
     return quota
 
 
-def _validate_window(rule: Values, placed: PlacedWindow, problems: Problems) -> None:
-    window, place = placed
+def _validate_window(rule: Values, window: Window, problems: Problems) -> None:
     fault = window_fault(rule, window)
     if fault is not None:
-        problems.add(place, *fault)
+        problems.add(window.place, *fault)
         return
     if ALGORITHMS[rule[ALGORITHM]].in_flight and window.period:
         return  # `limit` has reported it
