@@ -3,7 +3,7 @@
 The headers are X-RateLimit-* and the two fields of the IETF draft (draft-ietf-httpapi-ratelimit-headers).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from http import HTTPStatus
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,7 +17,6 @@ from ratelimit_mw.http.handler import DenialHandler
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, SECOND, Outcome, Quota, Row, Rule
 from ratelimit_mw.rules.domains import Rules
-from ratelimit_mw.settings import HeaderNames
 from ratelimit_mw.units import spell_period
 
 _MAX_POLICIES = 1_000  # policies in the cache of one configuration
@@ -155,99 +154,6 @@ class _Lines(dict[int, tuple[_Text, _Text]]):
         return line
 
 
-class RateFields(Generic[_Text]):
-    """Makes the lines of the rate-limit headers.
-
-    Args:
-        groups: the groups of headers to send: "x-ratelimit", "ratelimit" or both.
-        policies: the cache of policies for the fields of the IETF draft.
-        spellings: the names of the X-RateLimit headers.
-        epoch: whether X-RateLimit-Reset is an epoch time in seconds, or the seconds from now.
-        name: makes the name of a header, as text (WSGI) or bytes (ASGI), from its usual spelling.
-        value: makes the value of a header, as text or bytes.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[str],
-        policies: Policies,
-        spellings: HeaderNames,
-        *,
-        epoch: bool,
-        name: Callable[[str], _Text],
-        value: Callable[[str], _Text],
-    ) -> None:
-        self._classic = "x-ratelimit" in groups
-        self._draft = "ratelimit" in groups
-        self._policies = policies
-        self._epoch = epoch
-        self._value = value
-        limit, remaining, reset, self._over = map(name, spellings)
-        self._remaining = remaining
-        self._number: Any = value("%d")
-        self._limits = _Lines(limit, self._number)
-        self._resets = _Lines(reset, self._number)
-        self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
-        classic, draft = (limit, remaining, reset), (self._policy, self._rate_limit)
-        self.names = frozenset(
-            field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
-        )
-        """The names of the headers, in lower case."""
-        self._shortest = min(map(len, self.names), default=0)
-
-    def add(
-        self, own: Iterable[tuple[_Text, _Text]], conclusion: Conclusion, plan: Plan = NO_PLAN
-    ) -> list[tuple[_Text, _Text]]:
-        """A new list with the app's own headers and, if a counter binds that is not hidden, the rate-limit headers.
-
-        If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
-
-        Args:
-            own: the app's own headers.
-            conclusion: what was concluded on the request.
-            plan: the plan, if the conclusion is no verdict.
-        """
-        headers = [*own]
-        row: Row
-        if isinstance(conclusion, tuple):
-            (now, rows, _), terms, over = conclusion, plan.shape.terms, None
-            if len(rows) == 1:
-                row, size = rows[0], terms[0][1]
-            else:
-                binding = plan.shape.binding(rows)
-                row, size = rows[binding], terms[binding][1]
-        else:
-            binding, charges, now = conclusion.binding, conclusion.charges, conclusion.now
-            if binding >= 0 and charges[binding].rule.hidden:
-                binding = conclusion.shown
-            if binding < 0:
-                return headers
-            row, quota = conclusion.rows[binding], charges[binding].ask.quota
-            size, over = quota.shown_size, quota.over if binding in conclusion.over else None
-        ours, shortest = self.names, self._shortest
-        for name, _ in headers:
-            if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
-                return headers
-        if self._classic:
-            _, remaining, reset, _, _ = row
-            if self._epoch:
-                reset += now
-            headers += (
-                self._limits[size],
-                (self._remaining, self._number % remaining),
-                self._resets[(reset + _ROUNDED_UP) // SECOND],
-            )
-            if over is not None:
-                headers.append((self._over, self._value(over)))
-        if self._draft:
-            value = self._value
-            reported = self._policies.reported(plan.verdict_of(conclusion)).values()
-            policies = ", ".join([policy.policy_item for policy, _ in reported])
-            limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
-            headers += (self._policy, value(policies)), (self._rate_limit, value(limits))
-        return headers
-
-
 _Problem = tuple[str, str | None]
 """A problem type (RFC 9457) and its title. Without a title, that of the status is used."""
 
@@ -314,12 +220,23 @@ class Answers(Generic[_Text]):
         self.rules = rules
         self._settings = settings = rules.response
         self._value = value
-        self._policies = policies = Policies()
-        epoch = settings.reset == "epoch"
-        fields = RateFields(settings.headers, policies, settings.header_names, epoch=epoch, name=name, value=value)
-        self.rated = bool(fields.names)
+        self._policies = Policies()
+        self._classic = "x-ratelimit" in settings.headers
+        self._draft = "ratelimit" in settings.headers
+        self._epoch = settings.reset == "epoch"
+        limit, self._remaining, reset, self._over = map(name, settings.header_names)
+        self._number: Any = value("%d")
+        self._limits = _Lines(limit, self._number)
+        self._resets = _Lines(reset, self._number)
+        self._policy, self._rate_limit = name("RateLimit-Policy"), name("RateLimit")
+        classic, draft = (limit, self._remaining, reset), (self._policy, self._rate_limit)
+        self._names = frozenset(
+            field.lower() for field in (*(classic if self._classic else ()), *(draft if self._draft else ()))
+        )
+        """The names of the rate-limit headers, in lower case."""
+        self._shortest = min(map(len, self._names), default=0)
+        self.rated = bool(self._names)
         """Whether responses have rate-limit headers."""
-        self.add_headers = fields.add
         self._retry_after = name("Retry-After") if "retry-after" in settings.headers else None
         self._content_length = name("Content-Length")
         self._formats = [format_of(body) for body in settings.body]
@@ -356,6 +273,58 @@ class Answers(Generic[_Text]):
         if self._handler is not None:
             status, headers, body = self._handler.answer(request.context, verdict.decision, (status, headers, body))
         return DenialResponse(status, headers, b"" if request.method == "HEAD" else body)
+
+    def add_headers(
+        self, own: Iterable[tuple[_Text, _Text]], conclusion: Conclusion, plan: Plan = NO_PLAN
+    ) -> list[tuple[_Text, _Text]]:
+        """A new list with the app's own headers and, if a counter binds that is not hidden, the rate-limit headers.
+
+        If the app has set one of the rate-limit headers, none is added, because a mixture of two limits would be wrong.
+
+        Args:
+            own: the app's own headers.
+            conclusion: what was concluded on the request.
+            plan: the plan, if the conclusion is no verdict.
+        """
+        headers = [*own]
+        row: Row
+        if isinstance(conclusion, tuple):
+            (now, rows, _), terms, over = conclusion, plan.shape.terms, None
+            if len(rows) == 1:
+                row, size = rows[0], terms[0][1]
+            else:
+                binding = plan.shape.binding(rows)
+                row, size = rows[binding], terms[binding][1]
+        else:
+            binding, charges, now = conclusion.binding, conclusion.charges, conclusion.now
+            if binding >= 0 and charges[binding].rule.hidden:
+                binding = conclusion.shown
+            if binding < 0:
+                return headers
+            row, quota = conclusion.rows[binding], charges[binding].ask.quota
+            size, over = quota.shown_size, quota.over if binding in conclusion.over else None
+        ours, shortest = self._names, self._shortest
+        for name, _ in headers:
+            if len(name) >= shortest and name.lower() in ours:  # most names are shorter than all of ours
+                return headers
+        if self._classic:
+            _, remaining, reset, _, _ = row
+            if self._epoch:
+                reset += now
+            headers += (
+                self._limits[size],
+                (self._remaining, self._number % remaining),
+                self._resets[(reset + _ROUNDED_UP) // SECOND],
+            )
+            if over is not None:
+                headers.append((self._over, self._value(over)))
+        if self._draft:
+            value = self._value
+            reported = self._policies.reported(plan.verdict_of(conclusion)).values()
+            policies = ", ".join([policy.policy_item for policy, _ in reported])
+            limits = ", ".join([policy.limit_item(outcome) for policy, outcome in reported])
+            headers += (self._policy, value(policies)), (self._rate_limit, value(limits))
+        return headers
 
     def _content(
         self, verdict: Verdict, request: Request, reason: Reason, *, status: int, message: str, wait: int | None
