@@ -32,35 +32,26 @@ from ratelimit_mw.stores.redis.faults import mismatch, refusal, unavailable
 
 T = TypeVar("T")
 
-_URL = re.compile(r"(?P<scheme>[^:/?#]*)://(?P<netloc>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
+_URL = re.compile(
+    r"(?P<scheme>[^:/?#]*)://(?:(?P<credentials>[^/?#]*)@)?(?P<hosts>[^/?#@]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?"
+)
 
 
-class UrlParts(NamedTuple):
-    """The parts of `scheme://credentials@hosts/path?query`, not decoded."""
-
-    scheme: str
-    credentials: str
-    hosts: str
-    path: str
-    query: str
-
-
-def split(url: str) -> UrlParts:
-    """The parts of a URL. Raises ValueError if it is malformed.
+def split(url: str) -> re.Match[str]:
+    """The parts of `scheme://credentials@hosts/path?query`, not decoded. Raises ValueError if the URL is malformed.
 
     `urllib.parse.urlsplit` cannot be used: it refuses several hosts if one of them is an IPv6 address.
     """
     found = _URL.match(url)
     if not found:
         raise ValueError(f"it must be scheme://host:port, not {url!r}")
-    credentials, _, hosts = found["netloc"].rpartition("@")
-    return UrlParts(found["scheme"], credentials, hosts, found["path"], found["query"] or "")
+    return found
 
 
 def shown(url: str) -> str:
     """The URL without its user, password and options, for logs."""
     parts = split(url)
-    return f"{parts.scheme}://{parts.hosts}{parts.path}"
+    return f"{parts['scheme']}://{parts['hosts']}{parts['path']}"
 
 
 Address = tuple[str, int]
@@ -313,15 +304,16 @@ class Spread(NamedTuple):
         """
         parts = split(url)
         addresses = []
-        for text in parts.hosts.split(","):
+        for text in parts["hosts"].split(","):
             place = urlsplit(f"//{text}")
             if not place.hostname:
-                raise ValueError(f"a host is missing in {parts.hosts!r}: it must be host:port,host:port")
+                raise ValueError(f"a host is missing in {parts['hosts']!r}: it must be host:port,host:port")
             addresses.append((place.hostname, place.port or port))
-        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        query = parts["query"] or ""
+        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
         scheme = "rediss" if options.pop("tls", "").lower() in _YES else "redis"
-        path = tuple(part for part in parts.path.split("/") if part)
-        return cls(tuple(addresses), path, options, scheme, parts.credentials)
+        path = tuple(part for part in parts["path"].split("/") if part)
+        return cls(tuple(addresses), path, options, scheme, parts["credentials"] or "")
 
     def url(self, database: str = "0") -> str:
         """The URL of one server, with a placeholder for its address (see `Direct`)."""
