@@ -169,7 +169,9 @@ class Verdict:
     def reason(self) -> Reason | None:
         """Why the request is denied; None if it is allowed."""
         if self._denied is None and not self.allowed:
-            self._denied = "banned" if self._banned else "limited"
+            pairs = zip(self.charges, self.outcomes, strict=True)
+            banned = any(outcome.reason == "banned" and not charge.ask.shadow for charge, outcome in pairs)
+            self._denied = "banned" if banned else "limited"
         return self._denied
 
     @property
@@ -206,13 +208,6 @@ class Verdict:
         if self.binding < 0 or other.binding < 0:
             return self.binding >= 0
         return self.outcomes[self.binding].remaining <= other.outcomes[other.binding].remaining
-
-    @property
-    def _banned(self) -> bool:
-        for charge, outcome in zip(self.charges, self.outcomes, strict=True):
-            if outcome.reason == "banned" and not charge.ask.shadow:
-                return True
-        return False
 
     @property
     def decision(self) -> Decision:
