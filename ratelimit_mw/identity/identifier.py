@@ -9,11 +9,12 @@ import itertools
 import re
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter, methodcaller
 from urllib.parse import quote
 
 from ratelimit_mw.errors import quoted
 from ratelimit_mw.identity.address import UNKNOWN_ADDRESS
-from ratelimit_mw.identity.attributes import Absence, Attributes, canonical_name, read_app_route
+from ratelimit_mw.identity.attributes import Absence, Attributes, Reader, canonical_name, read_app_route
 from ratelimit_mw.identity.fields import BY_ADDRESS
 from ratelimit_mw.identity.request import METHODS, Request
 
@@ -220,30 +221,18 @@ def _part(name: str, attributes: Attributes) -> Identifier:
         attributes.reader("ip")  # so that `attributes` knows of its use
         return attributes.client_address.identify
     if name == "path":
-        return _by_path(attributes)
+        return _by_path(attrgetter("path"), attributes.reader(name), encoder(name, attributes))
     if name.startswith("path:"):
-        return _by_parameter(name, attributes)
+        parameter, prefix, digest = name.removeprefix("path:"), f"{_escaped(name)}=", attributes.digest
+        return _by_path(methodcaller("get", parameter), attributes.reader(name), lambda value: prefix + digest(value))
     return _by_attribute(name, attributes)
 
 
-def _by_parameter(name: str, attributes: Attributes) -> Identifier:
-    read, digest = attributes.reader(name), attributes.digest
-    parameter, prefix = name.removeprefix("path:"), f"{_escaped(name)}="
+def _by_path(matched: Callable[[Parameters], str | None], read: Reader, encode: Callable[[str], str]) -> Identifier:
+    """Identify by what the template that matched has found in the path, otherwise by what `read` returns."""
 
     def identify(request: Request, params: Parameters, _route: str) -> str | None:
-        value = params.get(parameter)
-        if value is None:
-            value = read(request)
-        return prefix + digest(str(value)) if value is not None else None
-
-    return identify
-
-
-def _by_path(attributes: Attributes) -> Identifier:
-    read, encode = attributes.reader("path"), encoder("path", attributes)
-
-    def identify(request: Request, params: Parameters, _route: str) -> str | None:
-        value = params.path
+        value = matched(params)
         if value is None:
             value = read(request)
         return None if value is None else encode(value)
