@@ -105,20 +105,18 @@ class CommandClient:
         Raises:
             StoreUnavailable: no reply, or an error reply (which is the `__cause__`).
         """
+        encoded = [_encoded(command) for command in commands]
         with self._lock:
-            return self._send(key, [_encoded(command) for command in commands], within)
+            try:
+                return self._redirected(key, encoded, within)
+            except BaseException:  # also an asynchronous exception: the next command must not read this command's reply
+                self._disconnect()
+                raise
 
     def close(self) -> None:
         """Close all connections. May be called twice; the next command connects again."""
         with self._lock:
             self._disconnect()
-
-    def _send(self, key: str, commands: Sequence[Command], within: float) -> list[Any]:
-        try:
-            return self._redirected(key, commands, within)
-        except BaseException:  # also an asynchronous exception: the next command must not read this command's reply
-            self._disconnect()
-            raise
 
     def _redirected(self, key: str, commands: Sequence[Command], within: float) -> list[Any]:
         for _ in range(_REDIRECTIONS):
