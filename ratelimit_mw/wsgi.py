@@ -171,15 +171,8 @@ class RateLimitMiddleware:
         answers = self._latest.of(rules)
         handle = BlockingHandle(verdict, self.limiter, request, answers, environ)
         environ["ratelimit.decision"] = handle
-        start = partial(handle.start, start_response)
-        if handle.open_account():
-            return WsgiResponseTracker(handle, start).serve(partial(app, environ))
-        try:
-            body = app(environ, start)
-        except BaseException:
-            handle.release()
-            raise
-        return ClosingIterable(body, handle.release) if handle.unsettled else body
+        handle.open_account()
+        return WsgiResponseTracker(handle, partial(handle.start, start_response)).serve(partial(app, environ))
 
     def _deny(
         self, rules: Rules, verdict: Verdict, request: WsgiRequest, start_response: StartResponse

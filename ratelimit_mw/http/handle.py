@@ -155,14 +155,10 @@ class RequestHandle:
         """The last verdict of a rule that the app has asked for and that allowed the request."""
         return self._by_name[-1] if self._by_name else None
 
-    def open_account(self) -> bool:
-        """Internal. Open the account of the middleware's own decision, if its charges depend on the response.
-
-        Return True if the middleware must track the response, because accounts are settled with it, or may be.
-        """
+    def open_account(self) -> None:
+        """Internal. Open the account of the middleware's own decision, if its charges depend on the response."""
         if self._rules.settling and (account := self._limiter.engine.settlement.account(self._verdict)).settles:
             self.unsettled = (account,)
-        return self._rules.holding or bool(self.unsettled)
 
     def refund_of(self, verdict: Verdict) -> tuple[Account, Sequence[Move]]:
         """What refunds all that a verdict has charged."""
