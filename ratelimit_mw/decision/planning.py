@@ -27,6 +27,7 @@ from ratelimit_mw.units import whole
 
 _new = object.__new__
 _tuple = tuple.__new__
+MakeVerdict = Callable[[Sequence[Charge], Any], Verdict]
 _MOST_SHAPES = 1024  # overrides and elastic limits make new quotas, and apps have many costs
 
 
@@ -41,12 +42,12 @@ class Shape:
         charges: The charges of such a plan.
         direct: Whether the store may be asked in one step. It is not asked so if rules deny only together: what it has
             charged is then returned.
-        plain: Whether the outcomes are those of the asks.
+        verdict: Makes the verdict of the charges of a plan and the reply.
     """
 
-    __slots__ = ("brief", "brief_passes", "decide", "direct", "held", "passes", "place", "shadows", "terms")
+    __slots__ = ("brief", "brief_passes", "decide", "direct", "held", "passes", "place", "shadows", "terms", "verdict")
 
-    def __init__(self, charges: Sequence[Charge], *, direct: bool = False, plain: bool = True) -> None:
+    def __init__(self, charges: Sequence[Charge], *, direct: bool = False, verdict: MakeVerdict = Verdict) -> None:
         shadows = [place for place, (_, ask) in enumerate(charges) if ask.shadow]
         self.place: Callable[[Sequence[Ask]], Any] | None = None
         """Finds the place of the counters of a plan in the store, for `decide`."""
@@ -56,7 +57,8 @@ class Shape:
         self.brief_passes: Passes | None = None
         """The same, if the plan is `brief`. Otherwise None."""
         special = [rule.hidden or ask.quota.spare or ask.quota.waits for rule, ask in charges]
-        self.brief = plain and len(shadows) < len(charges) and not any(special)
+        self.verdict = verdict
+        self.brief = verdict is Verdict and len(shadows) < len(charges) and not any(special)
         """Whether the rows of a reply that admits say all: one is enforced, and none is hidden, throttled or paced."""
         self.terms = [terms_of(rule, ask.quota) for rule, ask in charges]
         """The terms of each counter, so that the charges of a plan need not be read for them."""
@@ -104,7 +106,7 @@ class Plan:
 
     def concluded(self, reply: Any) -> Verdict:
         """The verdict by the reply of the store."""
-        return Verdict(self.charges, reply)
+        return self.shape.verdict(self.charges, reply)
 
     def decision_of(self, reply: ReplyFields) -> Decision:
         """The decision for the app, made of a reply that was concluded on this plan. It equals that of the verdict."""
@@ -158,16 +160,6 @@ class Pattern:
 
 NO_PLAN = Plan((), (), Shape(()))
 """In place of the plan of a request whose verdict is known."""
-
-
-class ServicePlan(Plan):
-    """The plan of a request on which a service decides."""
-
-    __slots__ = ()
-
-    def concluded(self, reply: Any) -> Verdict:
-        """See `Plan`."""
-        return ServiceVerdict(self.charges, reply)
 
 
 class Refusal(Plan):
@@ -298,12 +290,12 @@ class Planner:
             charges = self.meter(rules).stretched(charges)
         # A clock that is moved by hand renews concurrent places in a step of its own.
         direct = not (rules.holding and self._clock)
-        return self.plan_of(charges, direct, Plan if rules.asking is None else ServicePlan)
+        return self.plan_of(charges, direct, Verdict if rules.asking is None else ServiceVerdict)
 
-    def plan_of(self, charges: Sequence[Charge], direct: bool = True, kind: type[Plan] = Plan) -> Plan:
+    def plan_of(self, charges: Sequence[Charge], direct: bool = True, verdict: MakeVerdict = Verdict) -> Plan:
         """The plan with these charges. It shares its shape with the plans of other clients.
 
-        `direct` says whether the store may be asked in one step.
+        `direct` says whether the store may be asked in one step. For `verdict` see `Shape`.
         """
         key: Hashable
         asks: Sequence[Ask]
@@ -323,8 +315,8 @@ class Planner:
         if shape is None:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
-            shape = self._shapes[key] = Shape(charges, direct=direct, plain=kind is Plan)
-        return kind(charges, asks, shape)
+            shape = self._shapes[key] = Shape(charges, direct=direct, verdict=verdict)
+        return Plan(charges, asks, shape)
 
     def admit(
         self,
