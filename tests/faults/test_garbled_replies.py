@@ -185,5 +185,11 @@ def test_what_a_server_announces_is_bounded_before_it_comes(most, more):
         parsed([more])
 
 
+@pytest.mark.parametrize("begun", [pytest.param(b"HTTP/1.1 400", id="HTTP"), pytest.param(b"", id="TLS")])
+def test_what_begins_as_no_reply_is_refused_before_its_line_ends(begun):
+    with pytest.raises(StoreUnavailable):
+        parsed([begun])
+
+
 def test_each_reply_has_the_whole_bound():
     assert parsed([b"*2\r\n:1\r\n:2\r\n" * 3], items=2) == [[1, 2]] * 3
