@@ -649,6 +649,7 @@ def test_at_most_so_many_in_flight_under_wsgi(engine):
         running = [pool.submit(ask, n) for n in range(6)]
         try:
             eventually(lambda: sum(each.done() for each in running) == 4)
+            eventually(lambda: held.inside == 2)  # the app runs when the server reads its response
         finally:
             held.gate.set()
         assert sorted(each.result() for each in running) == [200] * 2 + [429] * 4
