@@ -247,7 +247,7 @@ class WsgiResponseTracker:
             self._handle.release()
             raise
         if not self._status:  # a generator calls start_response with its first part
-            return _Settling(body, self, self._handle.release)
+            return ClosingIterable(body, self._handle.release, self._settling)
         self.conclude(self._status)
         holds = any(account.holds for account in self._handle.unsettled)
         return ClosingIterable(body, self._handle.release) if holds else body
@@ -266,6 +266,17 @@ class WsgiResponseTracker:
         for account in self._handle.unsettled:
             Settlement.settle(account, account.conclude(self._status or status, self._header))
 
+    def _settling(self, body: Iterable[bytes]) -> Iterator[bytes]:
+        """The parts of a body. The request is settled by the first part and by the end."""
+        try:
+            for part in body:
+                self.conclude(_FAILED)
+                yield part
+        except Exception:
+            self.conclude(_FAILED)
+            raise
+        self.conclude(_FAILED)
+
     def _header(self, name: str) -> str | None:
         return next((value for key, value in self._headers if key.lower() == name), None)
 
@@ -276,14 +287,21 @@ class ClosingIterable:
     Args:
         body: the iterable.
         then: the final step. After an asynchronous exception it may run twice, which must have the same effect as once.
+        parts: makes the iterator over the iterable.
     """
 
-    def __init__(self, body: Iterable[bytes], then: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        body: Iterable[bytes],
+        then: Callable[[], object],
+        parts: Callable[[Iterable[bytes]], Iterator[bytes]] = iter,
+    ) -> None:
         self._body = body
+        self._parts = parts
         self._then: Callable[[], object] | None = then
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._body)
+        return self._parts(self._body)
 
     def close(self) -> None:
         """Close the iterable and run the final step."""
@@ -302,21 +320,3 @@ class ClosingIterable:
         if then is not None:
             then()
             self._then = None  # last, so that it runs again after an asynchronous exception
-
-
-class _Settling(ClosingIterable):
-    """The app's iterable. A request is settled by its first part and by its end, and its places then end, too."""
-
-    def __init__(self, body: Iterable[bytes], tracker: WsgiResponseTracker, then: Callable[[], object]) -> None:
-        super().__init__(body, then)
-        self._tracker = tracker
-
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            for part in self._body:
-                self._tracker.conclude(_FAILED)
-                yield part
-        except Exception:
-            self._tracker.conclude(_FAILED)
-            raise
-        self._tracker.conclude(_FAILED)
