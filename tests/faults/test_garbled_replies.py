@@ -185,10 +185,16 @@ def test_what_a_server_announces_is_bounded_before_it_comes(most, more):
         parsed([more])
 
 
-@pytest.mark.parametrize("begun", [pytest.param(b"HTTP/1.1 400", id="HTTP"), pytest.param(b"", id="TLS")])
-def test_what_begins_as_no_reply_is_refused_before_its_line_ends(begun):
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"HTTP/1.1 400", id="the beginning of a line that begins no reply"),
+        pytest.param(b"$3\r\nabcde:1\r\n", id="a text without its end, before what looks like a reply"),
+    ],
+)
+def test_what_is_no_reply_is_refused_at_once(data):
     with pytest.raises(StoreUnavailable):
-        parsed([begun])
+        parsed([data])
 
 
 def test_each_reply_has_the_whole_bound():
