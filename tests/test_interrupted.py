@@ -61,7 +61,7 @@ def test_the_places_of_threads_that_wait_for_their_turn():
     clock = ManualClock()
     rule = {"limit": "1000000 per second", "algorithm": "leaky_bucket", "max_waiting": 1}
     limiter = RateLimiter(config(**rule), clock=clock)
-    app = RateLimitMiddleware(lambda _environ, _start: [], limiter=limiter)
+    app = RateLimitMiddleware(lambda _environ, start: (start("200 OK", []), [])[1], limiter=limiter)
 
     def serve():
         return app(dict(ENVIRON), lambda *_: lambda _: None)

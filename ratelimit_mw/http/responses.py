@@ -290,6 +290,8 @@ class ClosingIterable:
         parts: makes the iterator over the iterable.
     """
 
+    _then: Callable[[], object] | None = None  # if an asynchronous exception ends `__init__` early
+
     def __init__(
         self,
         body: Iterable[bytes],
@@ -298,7 +300,7 @@ class ClosingIterable:
     ) -> None:
         self._body = body
         self._parts = parts
-        self._then: Callable[[], object] | None = then
+        self._then = then
 
     def __iter__(self) -> Iterator[bytes]:
         return self._parts(self._body)
