@@ -60,19 +60,26 @@ def sent(text):
     return text.encode("utf-8", "replace").decode()
 
 
+def of_json(text):
+    """A text as JSON reads it: two halves of a character side by side are that character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
 @given(given=anything, message=messages)
 @example(given={"ip": "{message}", "rule": "{ip}", "limit": 1, "retry_after": 1}, message="{ip}{rule}")
+@example(given={"ip": None, "rule": "\ud800\udfff", "limit": 0, "retry_after": 0}, message="")
 def test_each_format_takes_words_as_words(given, message):
-    meant = filled(message, given)
+    meant, rule = filled(message, given), of_json(given["rule"])
+    read, client = of_json(meant), of_json("unknown" if given["ip"] is None else given["ip"])
     telling = said(given, message)
-    assert json.loads(format_of("json").render(telling)) == {"message": meant}
+    assert json.loads(format_of("json").render(telling)) == {"message": read}
     problem = json.loads(format_of("problem").render(telling))
-    assert (problem["detail"], problem["violated-policies"]) == (meant, [given["rule"]])
+    assert (problem["detail"], problem["violated-policies"]) == (read, [rule])
     assert format_of("text").render(telling).decode() == sent(meant)
     template = {"a": ["{message}", "<{ip}>"], "{rule}": "{rule}"}
     assert json.loads(format_of(template).render(telling)) == {
-        "a": [meant, f"<{'unknown' if given['ip'] is None else given['ip']}>"],
-        "{rule}": given["rule"],
+        "a": [read, f"<{client}>"],
+        "{rule}": rule,
     }
 
 
