@@ -3,8 +3,11 @@
 import bz2
 import gzip
 import lzma
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from importlib import import_module
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratelimit_mw.foresight import logs
+from ratelimit_mw.foresight.logs import Log
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import NAMED, UVICORN, UnusableLog, find_format
 from ratelimit_mw.foresight.logs.patterns import PatternFormat
@@ -123,12 +127,40 @@ def test_a_log_of_several_frames_is_read_as_pzstd_writes_it(tmp_path):
     assert len(entries(path)[0]) == 16
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress])
-@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:20] + b"junk" * 9 + data[56:]])
-def test_a_damaged_log_is_an_error(compress, damage, tmp_path):
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, zstd.compress])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-20], lambda data: data[:20] + b"junk" * 9 + data[56:], lambda data: data[:10] + b"junk"],
+)
+def test_a_damaged_log_is_an_error_that_names_it(compress, damage, tmp_path):
     path = tmp_path / "access.log"
     path.write_bytes(damage(compress((LOGS / "combined.log").read_bytes())))
-    with pytest.raises(OSError, match="damaged"):
+    with pytest.raises(OSError, match=r"access\.log is damaged"):
+        entries(path)
+
+
+def test_junk_behind_a_gzip_file_is_damage(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_bytes(gzip.compress((LOGS / "combined.log").read_bytes()) + b"junk")
+    with pytest.raises(OSError, match=r"access\.log is damaged"):
+        entries(path)
+
+
+def test_a_pipe_with_a_name_is_read_as_standard_input_is(tmp_path):
+    path = tmp_path / "access.log"
+    os.mkfifo(path)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(path.write_bytes, gzip.compress((LOGS / "combined.log").read_bytes()))
+        assert len(entries(path)[0]) == 8
+        pool.submit(path.write_bytes, b"")
+        with closing(Log(str(path), Unreadable())) as log:
+            assert log.position == 0
+
+
+def test_a_log_without_ends_of_lines_is_not_called_empty(tmp_path):
+    path = tmp_path / "access.log"
+    path.write_bytes((LOGS / "combined.log").read_bytes().replace(b"\n", b"\0") * 1500)
+    with pytest.raises(UnusableLog, match="longer than 1 MiB"):
         entries(path)
 
 
@@ -315,6 +347,35 @@ def test_a_compressed_log_that_begins_with_its_newest_line_is_refused_with_the_c
     lines = [f'192.0.2.1 - - [01/Mar/2026:12:0{9 - minute}:00 +0000] "GET / HTTP/1.1" 200 5\n' for minute in range(10)]
     path.write_bytes(gzip.compress("".join(lines).encode()))
     with pytest.raises(UnusableLog, match=r"`zcat \S+ \| tac \| ratelimit-mw replay - …`"):
+        entries(path)
+
+
+GROWING = [place * 4 for place in range(1000)]
+JITTER = [time - 59 * (place * 37 % 100) // 100 for place, time in enumerate(GROWING)]
+BURST = [place // 20 for place in range(1000)]
+ORDERS = {
+    "in order": (GROWING, False),
+    "the newest line first": (GROWING[::-1], True),
+    "out of order inside a minute": (JITTER, False),
+    "the newest line first, out of order inside a minute": (JITTER[::-1], True),
+    "ten lines, the newest first": ([time * 30 for time in range(10)][::-1], True),
+    "all within a minute": (BURST[::-1], False),
+    "of one time": ([5] * 1000, False),
+    "a clock that was set back by an hour early": ([3600 + time for time in BURST[:200]] + BURST[200:], False),
+    "a clock that was set back by an hour": ([3600 + time for time in BURST[:500]] + BURST[500:], False),
+    "last lines of long requests": ([*BURST[:-2], -3600, -7200], False),
+    "two files, the newer one first": (GROWING[500:] + GROWING[:500], False),
+    "ten files, the newest first": ([time for at in range(900, -1, -100) for time in GROWING[at : at + 100]], False),
+}
+
+
+@pytest.mark.parametrize(("times", "turned"), ORDERS.values(), ids=ORDERS)
+def test_a_log_begins_with_its_newest_line_if_it_is_in_order_from_its_end(times, turned, tmp_path):
+    path = tmp_path / "access.log.gz"
+    stamps = [f"{12 + time // 3600}:{time // 60 % 60:02}:{time % 60:02}" for time in times]
+    lines = [f'192.0.2.1 - - [01/Mar/2026:{stamp} +0000] "GET / HTTP/1.1" 200 5\n' for stamp in stamps]
+    path.write_bytes(gzip.compress("".join(lines).encode()))
+    with pytest.raises(UnusableLog, match="newest line") if turned else nullcontext():
         entries(path)
 
 

@@ -16,11 +16,12 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from io import SEEK_END
-from itertools import chain, islice, pairwise
+from io import SEEK_END, BufferedReader
+from itertools import accumulate, chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from statistics import correlation
+from typing import IO, Any, cast
 
 from ratelimit_mw.foresight.logs.entry import LogEntry, Unreadable
 from ratelimit_mw.foresight.logs.formats import LineFormat, UnusableLog, find_format, proxied, read_sample
@@ -64,8 +65,9 @@ class Log:
 
     def __init__(self, path: str, unreadable: Unreadable) -> None:
         self.path = path
-        self._raw: IO[bytes] = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
-        self._stream = self._raw
+        raw = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
+        self._raw = cast("BufferedReader", raw)
+        self._stream: IO[bytes] = self._raw
         self._damage: type[Exception] = EOFError  # what Zstandard raises, if the file is compressed by it
         self._size = 0  # of a file that is read from its end
         self._unwrap: Callable[[bytes], bytes] | None = None
@@ -78,8 +80,8 @@ class Log:
 
     @property
     def position(self) -> int:
-        """The number of bytes of the file that were read. 0 for standard input."""
-        place = 0 if self.path == STANDARD_INPUT else self._raw.tell()
+        """The number of bytes of the file that were read. 0 for a pipe."""
+        place = self._raw.tell() if self._raw.seekable() else 0
         return self._size - place if self._size else place
 
     def close(self) -> None:
@@ -164,16 +166,13 @@ class Log:
         """Yield blocks of whole lines. Raises OSError for a damaged file, too."""
         try:
             yield from self._lines(self._opened())
-        except (EOFError, zlib.error, lzma.LZMAError, self._damage) as error:
+        except (EOFError, zlib.error, lzma.LZMAError, OSError, self._damage) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # not what gzip and bz2 raise
+                raise
             raise OSError(f"{self.path} is damaged: {error}") from error
 
     def _opened(self) -> IO[bytes]:
-        if self.path == STANDARD_INPUT:
-            peek = getattr(self._raw, "peek", None)
-            start = peek(8) if peek is not None else b""
-        else:
-            start = self._raw.read(8)
-            self._raw.seek(0)
+        start = self._raw.peek(8)
         opener = next((opener for magic, opener in _DECOMPRESSORS if start.startswith(magic)), None)
         if _ZSTANDARD.match(start):
             opener = self._zstandard()
@@ -252,14 +251,20 @@ _LEAST_TURNED = 10
 
 def _is_turned(form: LineFormat, sample: Sequence[str]) -> bool:
     """Return True if a log begins with its newest line."""
-    times = [entry.at // SECOND for entry in read_sample(form, sample)]
-    steps = [after - before for before, after in pairwise(times) if after != before]
-    falling = sum(step < 0 for step in steps)
-    return len(times) >= _LEAST_TURNED and falling >= 0.9 * len(steps) > 0 and times[0] - times[-1] > _TURNED
+    turned = [entry.at // SECOND for entry in read_sample(form, sample)][::-1]
+    if len(turned) < _LEAST_TURNED or turned[-1] - turned[0] <= _TURNED:
+        return False
+    places = {time: place for place, time in enumerate(sorted(turned))}
+    rising = correlation(range(len(turned)), [places[time] for time in turned])
+    late = sum(time < newest - _TURNED for time, newest in zip(turned, accumulate(turned, max), strict=True))
+    # A clock that was set back rises less. Of files in the wrong order, most lines are late.
+    return rising > 0.8 and late <= 0.1 * len(turned)
 
 
 _TURNED = 60
-"""The seconds by which the first line of such a log is behind the last one of the sample, at least."""
+"""The seconds by which the first line of such a log is behind the last one of the sample, at least. A line is late if
+it is further behind another one than this.
+"""
 
 _at = itemgetter(0)
 _MERGED = 1024

@@ -94,7 +94,7 @@ def find_format(wanted: str, sample: Sequence[str], places: Mapping[str, str], *
     """
     lines = [line for line in sample if line and not line.isspace()]
     if not lines:
-        raise UnusableLog("the log is empty")
+        raise UnusableLog("the log is empty, or its lines are longer than 1 MiB")
     try:
         if wanted == "auto":
             return _detected(_alike(lines) if lenient else lines, places)
