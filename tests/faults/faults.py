@@ -145,11 +145,6 @@ def forbidden(server, proxy):
     server.admin.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
 
 
-def forbidden_by_name(server, proxy):
-    """A script may be sent, but not be called by its digest, as most requests do."""
-    server.admin.execute_command("ACL", "SETUSER", "default", "-evalsha")
-
-
 def permitted(server, proxy):
     server.admin.execute_command("ACL", "SETUSER", "default", "+@all")
 
@@ -171,7 +166,6 @@ FAULTS = [
     pytest.param((full, lambda s, p: s.config("maxmemory", 0)), id="out of memory"),
     pytest.param((password_wanted, lambda s, p: s.config("requirepass", "")), id="a password appears"),
     pytest.param((forbidden, permitted), id="scripts forbidden"),
-    pytest.param((forbidden_by_name, permitted), id="scripts by name forbidden"),
     pytest.param((master_down, writable), id="a replica without its master"),
     pytest.param((too_few_replicas, lambda s, p: s.config("min-replicas-to-write", 0)), id="too few replicas"),
     pytest.param((snapshot_failed, lambda s, p: s.config("save", "")), id="a snapshot failed"),

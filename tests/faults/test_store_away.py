@@ -176,6 +176,20 @@ def test_a_user_who_may_not_write_is_let_pass_and_told_once(client_of, fresh_ser
     hold_again(client)
 
 
+def test_a_user_who_may_send_scripts_but_not_call_them_by_name_is_told_once(client_of, fresh_server, caplog):
+    client = client_of(fresh_server.url, timeout=5)
+    connect(client, caplog)
+    fresh_server.admin.execute_command("ACL", "SETUSER", "default", "-evalsha")
+    assert client.one() is None
+    sent = fresh_server.calls("eval")
+    eventually(lambda: fresh_server.calls("eval") >= sent + 2)  # each probe sends its script first
+    assert client.store.away
+    assert kinds(lines(caplog)) == ["fault"]
+    assert "evalsha" in lines(caplog)[0]
+    permitted(fresh_server, None)
+    hold_again(client)
+
+
 @pytest.mark.parametrize("binary", [pytest.param(binary, id=binary.name) for binary in BINARIES])
 def test_every_version_says_so_in_its_own_words(binary, client_of, caplog):
     """Error texts differ by version: with the script's line, or without."""

@@ -203,7 +203,6 @@ class Server(Store):
         if isinstance(error, Late) or (isinstance(error, NoAnswer) and not self._is_silent()):
             period.breaker.late()
         elif away(error):
-            self._scripts.clear()  # the server may be replaced by one without the scripts
             asks, _ = request
             domain = asks[0].key.partition(":")[0] if asks else ""
             period.breaker.trip(error, partial(self._probe, domain), period.closings)
@@ -222,6 +221,7 @@ class Server(Store):
 
         An answer that is read late, because this process was held up, may have come late: the server may be too slow.
         """
+        self._scripts.clear()  # the server may be replaced by one without the scripts
         if self._decide_and_explain(domain) > self._timeout + GRACE:
             raise NoAnswer(NO_ANSWER)
         self._reconnect()
