@@ -302,6 +302,11 @@ def identity_of(client: Mapping[str, str], attributes: Attributes, kind: str = "
     return "+".join(sorted(parts))
 
 
+def names_in(identity: str) -> list[str]:
+    """Return the names of the attributes in an identity."""
+    return [unquote(part.partition("=")[0]) for part in identity.split("+")]
+
+
 def names_network(client: Mapping[str, str]) -> bool:
     """Return True if the attributes name a network instead of one client."""
     return any("/" in value for name, value in client.items() if canonical_name(name) == "ip")
@@ -371,7 +376,7 @@ class _Clients:
             if identity.startswith("ip=") and "/" in identity and "+" not in identity:  # as every IPv6 client
                 self._networks.add([identity.removeprefix("ip=")], override)
                 continue
-            by = "+".join(unquote(part.partition("=")[0]) for part in identity.split("+"))
+            by = "+".join(names_in(identity))
             if by not in self._groups:
                 self._groups[by] = identifier(by, attributes), {}
             self._groups[by][1][identity] = override

@@ -303,6 +303,21 @@ class TestInTheFile:
                 "can't depend on the tier",
                 id="tiers",
             ),
+            case(
+                {"client": {"user": "a"}, "rule": "all", "limit": "1/h"},
+                "overrides[0].client: no counter of 'all' is identified by user (it counts by ip)",
+                id="of whom there is no counter",
+            ),
+            case(
+                {"client": {"user": "a", "ip": "192.0.2.1"}, "rule": "api", "limit": "1/h"},
+                "no counter of 'api' is identified by ip+user (it counts by ip, user)",
+                id="a pair of whom there are two counters",
+            ),
+            case(
+                {"client": {"user": "a"}, "rule": "pair", "limit": "1/h"},
+                "no counter of 'pair' is identified by user (it counts by user+ip)",
+                id="half a pair",
+            ),
             case({"client": {"user": "a"}, "rule": "all", "limit": "lots"}, "is not a limit", id="no limit"),
             case({"client": {"user": "a"}, "block": True, "until": "soon"}, "'soon' is not a time", id="no time"),
             case({"client": {"user": "a"}, "blok": True}, "unknown key 'blok' (did you mean 'block'?)", id="a word"),
@@ -313,6 +328,19 @@ class TestInTheFile:
             with_overrides(override)
         assert said in str(caught.value)
 
+    @pytest.mark.parametrize("by", ["user|ip", "(user|remote_address)", ["path", "ip"]])
+    def test_a_client_may_be_any_choice_of_any_counter(self, by):
+        rule = {"name": "all", "by": by, "limit": "5 per hour"}
+        override = {"client": {"ip": "192.0.2.1"}, "rule": "all", "limit": "7 per hour"}
+        assert ("all", 7) in asked(load_rules({**RULES, "rules": [rule], "overrides": [override]}, environ={}))
+
+    def test_what_the_rule_counts_by_is_said_once_if_it_is_wrong(self):
+        rule = {"name": "all", "by": "ip+", "limit": "5 per hour"}
+        override = {"client": {"ip": "192.0.2.1"}, "rule": "all", "limit": "7 per hour"}
+        with pytest.raises(ConfigurationError) as caught:
+            load_rules({**RULES, "rules": [rule], "overrides": [override]}, environ={})
+        assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["rules[0].by"]
+
 
 class TestAtRunTime:
     @pytest.mark.parametrize(
@@ -321,6 +349,7 @@ class TestAtRunTime:
             case(ANN, {}, "one of limit, block and exempt", id="nothing"),
             case(ANN, {"limit": "1/h"}, "a limit needs the name of its rule", id="a limit of no rule"),
             case(ANN, {"rule": "nope", "limit": "1/h"}, "no rule 'nope'", id="a rule that there is not"),
+            case(ANN, {"rule": "all", "limit": "1/h"}, "is identified by user", id="of whom there is no counter"),
             case(ANN, {"rule": "all", "limit": "lots"}, "'lots' is not a limit", id="no limit"),
             case(ANN, {"rule": "all", "limit": {"default": "1/h"}}, "can't depend on the tier", id="tiers"),
             case(

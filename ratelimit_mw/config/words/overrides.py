@@ -12,12 +12,13 @@ The words of the rules file read them, so they mean the same everywhere:
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Map, Problems, convert, node_at, unpack
+from ratelimit_mw.config.tree import Map, Place, Problems, convert, node_at, unpack
 from ratelimit_mw.config.word import Section, Values, Word, sections_word
 from ratelimit_mw.config.words.limit import (
     ALGORITHM,
@@ -30,10 +31,10 @@ from ratelimit_mw.config.words.limit import (
     read_limits,
 )
 from ratelimit_mw.config.words.rule import RULE, compile_counters, compile_rule, validate_rule
-from ratelimit_mw.config.words.selection import NAME, WITHOUT_ATTRIBUTE, read_method
+from ratelimit_mw.config.words.selection import BY, NAME, WITHOUT_ATTRIBUTE, read_method
 from ratelimit_mw.errors import ConfigurationError, Invalid, Problem, nearest, quoted
-from ratelimit_mw.identity.attributes import Attributes
-from ratelimit_mw.identity.identifier import attributes_of
+from ratelimit_mw.identity.attributes import Attributes, canonical_name
+from ratelimit_mw.identity.identifier import attributes_of, choices_of
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.model import NEVER, Quota, Rule
 from ratelimit_mw.rules.compiled import (
@@ -43,6 +44,7 @@ from ratelimit_mw.rules.compiled import (
     Matching,
     identity_of,
     kind_of,
+    names_in,
 )
 from ratelimit_mw.rules.inline import ComputedLimits, InlineLimit, RuntimeCompiler, counters_by
 from ratelimit_mw.settings import ClientSettings
@@ -73,6 +75,7 @@ def _compile(
         if name not in rules:
             problems.add(override.place("rule"), f"there is no rule {quoted(name)}", nearest(name, rules))
         elif identity:
+            _require_counter(identity, rules[name], override.place("client"), problems)
             counters = override_counters(domain, rules[name], limits, Map(override.place("limit")), problems)
     return CompiledOverride(identity, kind, override[_UNTIL], name, counters)
 
@@ -85,6 +88,17 @@ def _check(override: Values, problems: Problems) -> None:
     """Report an override that has no effect, or several."""
     if not override.dropped:
         problems.read(lambda _: _kind(override), override.node, "")
+
+
+def _require_counter(identity: str, rule: Values, place: Place, problems: Problems) -> None:
+    """Report an identity that no counter of the rule can have. A limit for it would apply to no client."""
+    names = names_in(identity)
+    with suppress(ValueError):  # a `by` that cannot be read is reported with its rule
+        if not any(
+            sorted(map(canonical_name, choice)) == sorted(names) for entry in rule[BY] for choice in choices_of(entry)
+        ):
+            message = f"no counter of {quoted(rule[NAME])} is identified by {'+'.join(names)}"
+            problems.add(place, message, f"it counts by {', '.join(rule[BY])}")
 
 
 def override_counters(domain: str, rule: Values, limits: Limits, node: Map, problems: Problems) -> tuple[Counter, ...]:
@@ -207,13 +221,13 @@ class Recompiler:
         """Return the compiled override of a limit.
 
         Args:
-            identity: The identity of the client, as in the key of a counter.
+            identity: The identity of the client, as in the key of a counter. Empty for the limit of all clients.
             rule: The name of the rule.
             limit: The client's limit, in any form that a rules file may have.
             until: The end of the override in microseconds since the epoch, or `NEVER`.
 
         Raises:
-            ValueError: There is no such rule, or the limit cannot be used.
+            ValueError: There is no such rule, it has no counter of this client, or the limit cannot be used.
         """
         if rule not in self.rules:
             raise ValueError(f"there is no rule {quoted(rule)} ({nearest(rule, self.rules)})")
@@ -221,8 +235,11 @@ class Recompiler:
         node = convert({"limit": limit}, {}, problems)
         limits = problems.read(read_limits, node_at(node, ("limit",)), Limits(()))
         counters: tuple[Counter, ...] = ()
+        values: Values = unpack(self.rules[rule])
         if not problems:
-            counters = override_counters(self.base.domain, unpack(self.rules[rule]), limits, Map(node.place), problems)
+            counters = override_counters(self.base.domain, values, limits, Map(node.place), problems)
+        if identity:
+            _require_counter(identity, values, node.place, problems)
         _raise(problems)
         return CompiledOverride(identity, "limit", until, rule, counters)
 
