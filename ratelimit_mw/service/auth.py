@@ -20,6 +20,7 @@ This module is internal: its names may change in any release.
 
 import asyncio
 from collections.abc import Container, Iterable
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -174,7 +175,8 @@ class Auth:
                 plan = engine.planner.plan_of(left, direct=False)
             verdict = await engine.aexecute(plan, rules)
             if verdict.delay:
-                await asyncio.sleep(verdict.delay / SECOND)
+                with suppress(asyncio.CancelledError):  # the server cancels what waits longer than --grace
+                    await asyncio.sleep(verdict.delay / SECOND)
             return verdict
         finally:
             if meter is not None:

@@ -167,3 +167,19 @@ def test_a_body_that_has_not_arrived_when_the_service_ends_is_a_408_without_a_tr
         answer = connection.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert not [line for line in service.lines if "Traceback" in line]
+
+
+def test_a_request_that_waits_for_its_turn_is_let_pass_when_the_service_ends(tmp_path):
+    rule = "{name: bucket, limit: 2 per minute, algorithm: leaky_bucket, max_wait: 1m}"
+    rules = f"domain: shop\nclient: {{secret: s, trusted_proxies: 127.0.0.1}}\nrules: [{rule}]\n"
+    asked = b"GET /auth HTTP/1.1\r\nHost: x\r\nX-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\n\r\n"
+    with Serving(rules_at(tmp_path, rules), "--grace", "1s") as service, ExitStack() as stack:
+        first, second = (connected(stack, service.http.removeprefix("http://")) for _ in range(2))
+        first.sendall(asked)
+        assert first.recv(1000).startswith(b"HTTP/1.1 200 ")
+        second.sendall(asked)
+        eventually(lambda: 'endpoint="/auth"} 2' in httpx.get(f"{service.admin}/metrics").text)
+        service.signal(signal.SIGTERM)
+        answer = second.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert not [line for line in service.lines if "Traceback" in line]
