@@ -381,11 +381,8 @@ class Sentinels(Endpoint):
 
     def _named_by(self, sentinel: Address) -> Address:
         # Half of the time, so that a Sentinel that failed with the master does not use it all.
-        connection = Direct(self.watch, self._patience / 2, sentinel).connect()
-        try:
+        with contextlib.closing(Direct(self.watch, self._patience / 2, sentinel).connect()) as connection:
             return _address(connection.ask((b"SENTINEL", b"MASTER", self._service.encode()), self._patience / 2))
-        finally:
-            connection.close()
 
 
 def _address(rows: Any) -> Address:

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from redis.crc import key_slot
@@ -181,11 +181,8 @@ class Topology:
             self.refresh()
 
     def _read_from(self, address: Address) -> list[Address | None]:
-        connection = self._connect(address)
-        try:
+        with closing(self._connect(address)) as connection:
             rows = connection.ask((b"CLUSTER", b"SLOTS"), HANDSHAKE_TIMEOUT)
-        finally:
-            connection.close()
         return _table(rows, address[0])
 
 
