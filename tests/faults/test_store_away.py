@@ -26,6 +26,7 @@ from tests.faults.faults import (
     Tasks,
     Threads,
     aattempt,
+    attempt,
     away_and_back,
     busy,
     connect,
@@ -138,6 +139,22 @@ def test_it_is_not_back_before_the_loops_are_connected_again(fresh_server, proxy
     goes_on.set()
     eventually(lambda: not client.store.away)
     assert client.one() is not None
+    client.close()
+
+
+@pytest.mark.parametrize("first", ["a thread", "a task"])
+def test_no_connection_from_before_is_used_after_the_return(fresh_server, any_server, proxy, caplog, first):
+    """The address leads to another server by now, and connections to the old one, which only reads, stay open."""
+    client = Tasks(RedisStore(proxy.url, timeout=WITHIN))
+    ways = [lambda: attempt(client.store), client.one]
+    for way in ways:
+        eventually(way)
+    read_only(fresh_server, proxy)
+    proxy.target = any_server.port
+    assert ways[first == "a task"]() is None
+    eventually(lambda: not client.store.away)
+    assert None not in [way() for way in ways]
+    assert kinds(lines(caplog)) == ["away", "back"]
     client.close()
 
 

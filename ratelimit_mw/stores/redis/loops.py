@@ -117,7 +117,9 @@ class LoopBatcher:
             await asyncio.wait([self._attempt], timeout=max(left, self._timeout))
 
     def reconnect(self, done: Callable[[], object]) -> None:
-        """Make a connection in the background, if there is none. `done` is called when this has ended."""
+        """Make a new connection in the background, unless one is in use. `done` is called when this has ended."""
+        if not self._under_way and not self._waiting:
+            self._fail(StoreUnavailable("the store was away"))
         if self._connection is None and self._attempt is None:
             self._context.run(self._begin_connecting)
         if self._attempt:

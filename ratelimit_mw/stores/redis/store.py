@@ -224,7 +224,8 @@ class Server(Store):
         self._scripts.clear()  # the server may be replaced by one without the scripts
         if self._decide_and_explain(domain) > self._timeout + GRACE:
             raise NoAnswer(NO_ANSWER)
-        self._reconnect()
+        if self.away:  # otherwise another probe came first, and its connections are in use
+            self._reconnect()
 
     def _decide_and_explain(self, domain: str) -> float:
         """See `_decide_apart`. StoreUnavailable says if the URL is for the wrong kind of port."""
@@ -242,8 +243,10 @@ class Server(Store):
     def _reconnect(self) -> None:
         """Connect threads and loops again, so that the first requests after the return need not wait for that.
 
-        Waits until all are connected, but not longer than connecting takes at most.
+        Older connections are closed, because they may lead to a server that has stepped down. Waits until all are
+        connected, but not longer than connecting takes at most.
         """
+        self._lanes.close()
         until = time.monotonic() + max(HANDSHAKE_TIMEOUT, self._timeout)
         waits = []
         for loop, batcher in list(self._loops.items()):
