@@ -151,7 +151,8 @@ def as_markdown(result: Result, most: int) -> str:
         most: The most clients to name of each change.
     """
     lines = ["### Replay of the rules on a log", "", sentence(result)]
-    kinds = {each.client: f"{each.kind}: {each.reason}" for curve in result.curves for each in curve.hit}
+    hit = sorted((each for curve in result.curves for each in curve.hit), key=lambda each: each.requests)
+    kinds = {each.client: f"{each.kind}: {each.reason}" for each in hit}  # by the rule that saw most of the client
     for change in changes(result.difference, most) if result.difference is not None else ():
         lines += ["", f"**newly {change.word}: {change.clients}**, {change.requests}"]
         if change.most:

@@ -227,6 +227,15 @@ def test_the_summary_of_a_comparison_is_written_as_markdown(replay):
     assert "**newly allowed: 0 clients**, 0 requests" in text
 
 
+def test_the_summary_judges_a_client_by_the_rule_that_was_asked_most(replay):
+    text = "".join(line(second, path=f"/{'p' if second < 5 else 'q'}/{second}") for second in range(25))
+    Path("access.log").write_text(text.replace("curl", "Firefox/9"))
+    Path("old.yaml").write_text(RULES.replace("2 per", "99 per"))
+    Path("rules.yaml").write_text(RULES + SHADOW.replace(", shadow: true", ""))
+    replay("access.log", "--against", "old.yaml", "--markdown", "summary.md")
+    assert "| ip=192.0.2.1 | 23 | unclear&#58; nothing tells them apart here |" in Path("summary.md").read_text("utf-8")
+
+
 def test_each_denial_is_written_to_a_file(replay):
     replay("access.log", "--denials", "denials.csv")
     rows = list(csv.DictReader(io.StringIO(Path("denials.csv").read_text())))
