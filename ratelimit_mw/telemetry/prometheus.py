@@ -109,8 +109,8 @@ def _buckets(value: Distribution) -> list[tuple[str, float]]:
 class _Files:
     """Moves the counts of a limiter, until it is closed, into the real metrics, whose files all processes share.
 
-    The real metrics are made at the first request of a process. A gauge is 0 from then on until it is set, so that one
-    of a process that only forks would stay 0. A thread moves the counts once a second.
+    The real metrics are made at the first request of a process: a gauge of a process that only forks would stay 0. A
+    thread moves the counts once a second.
     """
 
     _lock = lazy(lock)
@@ -149,14 +149,20 @@ class _Files:
             logger.error("the metrics can't be written to PROMETHEUS_MULTIPROC_DIR: %s", error)  # noqa: TRY400  no trace
 
     def _make(self) -> None:
-        for name, _, kind, labels, about, _, together, _, bounds in MEASURES:
+        for name, _, kind, labels, about, _, _, _, bounds in MEASURES:
             if kind == "counter":
                 self._metrics[name] = Counter(name, about, labels, registry=self._registry)
             elif kind == "histogram":
                 self._metrics[name] = Histogram(name, about, labels, registry=self._registry, buckets=bounds)
-            elif together:
-                mode: Any = together  # one of the modes of prometheus_client
-                self._metrics[name] = Gauge(name, about, labels, registry=self._registry, multiprocess_mode=mode)
+
+    def _set(self, measure: Measure, value: float) -> None:
+        """Set a gauge. It is made at its first value, because prometheus_client shows a gauge without one as 0."""
+        if measure.name not in self._metrics:
+            mode: Any = measure.together  # one of the modes of prometheus_client
+            self._metrics[measure.name] = Gauge(
+                measure.name, measure.about, registry=self._registry, multiprocess_mode=mode
+            )
+        self._metrics[measure.name].set(value)
 
     def _observe(self, cell: Cell | None, value: float) -> None:
         """Observe a value of one request in 16. `cell` is that of a rule, or None for the time of the decision."""
@@ -190,7 +196,7 @@ class _Files:
                     if isinstance(value, Distribution):
                         continue
                     if measure.kind == "gauge":
-                        self._metrics[measure.name].set(value)
+                        self._set(measure, value)
                     else:
                         self._add(measure.name, labels, value)
 

@@ -248,12 +248,13 @@ def test_the_real_metrics_follow_a_limiter_until_it_is_closed(tmp_path):
             limiter.check({"ip": "192.0.2.1"})
     read = REGISTRY.get_sample_value
     print([read("ratelimit_requests_total", {"outcome": outcome}) for outcome in ("denied", "allowed")])
+    print([read(f"ratelimit_{gauge}") for gauge in ("counters", "load")])  # the rules measure no load
     """
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[2.0, 3.0]\n"
+    assert done.stdout == "[2.0, 3.0]\n[1.0, None]\n"
 
 
 def test_a_folder_that_cannot_be_written_costs_the_metrics_and_no_request(tmp_path):
