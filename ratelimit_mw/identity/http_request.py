@@ -121,7 +121,7 @@ class AsgiRequest(Request):
     def field_lines(self, name: str) -> list[str] | None:
         """Return every line behind a name, as `X_User` for `x-user`. See `Request`."""
         lines = self._lines(name, _FOLD)
-        if not lines and name == "host":
+        if name == "host" and not any(lines):
             server = self.context.get("server")
             return [server[0]] if server and server[0] else []
         return lines if len(lines) <= MOST_LINES else None

@@ -125,6 +125,12 @@ def test_host(interface, host, expected):
     assert attributes().reader("host")(request) == expected
 
 
+@pytest.mark.parametrize("lines", [[], [("Host", "")]], ids=["absent", "empty"])
+def test_without_a_host_the_server_is_the_host(lines):
+    for request in (asgi(lines, server=("shop", 80)), wsgi(lines, SERVER_NAME="shop")):
+        assert attributes().reader("host")(request) == "shop"
+
+
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
