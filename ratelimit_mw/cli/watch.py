@@ -31,7 +31,9 @@ NO_REPORT = (
 
 
 def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json: bool) -> None:
-    """Show what all processes report, once a second, until Ctrl-C. If the output is not a terminal, print one frame.
+    """Show what all processes report, once a second, until Ctrl-C.
+
+    If the output is not a terminal, or one on which nothing can be drawn again (TERM=dumb), print one frame.
 
     Args:
         config: The rules.
@@ -48,15 +50,15 @@ def watch(config: str, storage: str | None, *, denied: bool, most: int, as_json:
                 "its own process, or name a storage that they share (Redis or lmdb) with --storage",
                 Exit.USAGE,
             )
-        viewer = Viewer(limiter)
+        viewer, console = Viewer(limiter), console_of(sys.stdout)
         try:
             if as_json:
                 say_json(with_retries(viewer.state) or {"processes": 0})
-            elif sys.stdout.isatty():
-                _show_each_second(viewer, console_of(sys.stdout), denied=denied, most=most)
+            elif sys.stdout.isatty() and not console.is_dumb_terminal:
+                _show_each_second(viewer, console, denied=denied, most=most)
             else:
                 state = with_retries(viewer.state)
-                console_of(sys.stdout).print(frame(state, denied=denied, most=most) if state is not None else NO_REPORT)
+                console.print(frame(state, denied=denied, most=most) if state is not None else NO_REPORT)
         finally:
             viewer.close()
 

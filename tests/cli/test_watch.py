@@ -202,6 +202,20 @@ def test_a_terminal_gets_frames_until_ctrl_c(shop, any_server):
     assert b"Aborted" not in read
 
 
+def test_a_terminal_on_which_nothing_can_be_drawn_again_gets_one_frame(shop, any_server):
+    main, terminal = pty.openpty()
+    command = [sys.executable, "-m", "ratelimit_mw", "top", "--watch", "--storage", any_server.url]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb", "COLUMNS": "120"}
+    process = spawn(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environ)
+    os.close(terminal)
+    try:
+        assert process.wait(60) == 0
+        assert b"ip=203.0.113.7" in os.read(main, 65536)
+    finally:
+        end(process, grace=0)
+        os.close(main)
+
+
 class Scripted:
     """A viewer that returns one state, then does not reach the store, and then gets Ctrl-C."""
 
