@@ -126,8 +126,9 @@ class _Api:
                 self._service.refuse(error.reason)
                 headers = None if error.status == 400 else {"Connection": "close"}
                 return JSONResponse({"problems": error.problems}, error.status, headers)
-            except ClientDisconnect:
-                return Response(status_code=400)  # it is not sent
+            except (ClientDisconnect, asyncio.CancelledError):  # the server cancels what has not ended within --grace
+                # It is not sent to a client that has left.
+                return JSONResponse({"problems": ["the service ended before it could answer"]}, 503)
 
         return answer
 

@@ -133,16 +133,19 @@ class Auth:
             query = self._queries.get(scope["query_string"]) or self._read(rules, scope["query_string"])
             denied, headers_read, rules, answers = query
             original = original_scope(scope, headers_read)
+            head, request, plan = asgi_head(original, AsgiRequest, rules.fields), None, NO_PLAN
+            if rules.bare:
+                plan = engine.planner.plan_of_head(rules, original, head)
+                conclusion = await engine.atake(plan, rules) if engine.waits else engine.take(plan, rules)
+            else:
+                request = AsgiRequest(original, head)
+                conclusion = await self._decide(rules, request)
         except Unanswerable as refused:
             await self._refuse(refused, query, send)
             return
-        head, request, plan = asgi_head(original, AsgiRequest, rules.fields), None, NO_PLAN
-        if rules.bare:
-            plan = engine.planner.plan_of_head(rules, original, head)
-            conclusion = await engine.atake(plan, rules) if engine.waits else engine.take(plan, rules)
-        else:
-            request = AsgiRequest(original, head)
-            conclusion = await self._decide(rules, request)
+        except asyncio.CancelledError:  # the server cancels what has not ended within --grace
+            await self._refuse(Unanswerable(503, "ended", "The service ended before it could decide."), query, send)
+            return
         if not (isinstance(conclusion, tuple) or conclusion.simple):
             request = request or AsgiRequest(original, head)
             engine.report(conclusion, rules, request)

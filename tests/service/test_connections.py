@@ -5,6 +5,7 @@ import re
 import resource
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from ratelimit_mw.service.messages import METHOD
 from ratelimit_mw.service.settings import Address
 from tests.service.http_service import service
 from tests.support.patience import WITHIN, eventually
-from tests.support.service import OK, RULES, Serving, request, rules_at
+from tests.support.proxy import Proxy
+from tests.support.service import ASK_WITHIN, OK, RULES, Serving, request, rules_at
 
 
 def connected(stack, address):
@@ -183,3 +185,26 @@ def test_a_request_that_waits_for_its_turn_is_let_pass_when_the_service_ends(tmp
         answer = second.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert not [line for line in service.lines if "Traceback" in line]
+
+
+def test_requests_that_the_store_has_not_decided_when_the_service_ends_are_503_without_a_trace(tmp_path, any_server):
+    forwarded = {"X-Forwarded-Method": "GET", "X-Forwarded-Uri": "/"}
+    checked = {"attributes": {"remote_address": "203.0.113.7"}}
+    asked = {"/auth": {"headers": forwarded}, "/v1/check": {"json": checked}, "/v1/reset": {"json": checked}}
+    with Proxy(any_server.port) as store, ThreadPoolExecutor() as threads:
+        rule = "{name: all, by: ip, limit: 9 per minute}"
+        storage = f"{{url: 'redis://127.0.0.1:{store.port}/0', timeout: 30s}}"
+        client = "{secret: s, trusted_proxies: 127.0.0.1}"
+        rules = rules_at(tmp_path, f"domain: shop\nclient: {client}\nstorage: {storage}\nrules: [{rule}]\n")
+        with Serving(rules, "--grace", "1s") as service:
+            store.black_hole()
+            answers = [
+                threads.submit(httpx.post, service.http + path, timeout=ASK_WITHIN, **parts)
+                for path, parts in asked.items()
+            ]
+            for path in asked:
+                eventually(lambda path=path: f'endpoint="{path}"}} 1' in httpx.get(f"{service.admin}/metrics").text)
+            service.signal(signal.SIGTERM)
+            assert [answer.result().status_code for answer in answers] == [503] * len(asked)
+            assert service.ended() == 0
+        assert not [line for line in service.lines if "Traceback" in line]
