@@ -111,10 +111,8 @@ class GrpcServer:
 
 
 def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == "authorization":
-            return str(value)
-    return None
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for key, value in metadata if key == "authorization"), None)
 
 
 def _concerns_the_service(record: logging.LogRecord) -> bool:
