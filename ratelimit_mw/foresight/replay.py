@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 
 from ratelimit_mw.decision.verdict import Verdict
 from ratelimit_mw.errors import nearest
@@ -13,7 +14,7 @@ from ratelimit_mw.foresight.logs.entry import BASIC, DURATIONS, LogEntry, Unread
 from ratelimit_mw.foresight.requests import Gap, Reading, Requests, answerable, find_gaps, readings_of
 from ratelimit_mw.foresight.results import DeniedRequest, Difference, Result, RulesOutcome
 from ratelimit_mw.foresight.simulation import Decider, Simulation, quiet
-from ratelimit_mw.foresight.what_if import NEEDS_NUMPY, Recording, has_numpy, subjects_of
+from ratelimit_mw.foresight.what_if import NEEDS_NUMPY, Recording, subjects_of
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.rules.path_matcher import PathMatcher
 from ratelimit_mw.rules.path_templates import parse
@@ -106,7 +107,7 @@ class _Run:
         stack.enter_context(quiet())
         readings = [readings_of(each.rules, self._has, options.places.keys()) for each in simulations]
         self._readings = readings[0]
-        self._collects = has_numpy()
+        self._collects = find_spec("numpy") is not None
         self._fields = [*_fields(simulations, readings), *(("agent",) if self._collects else ())]
         extras = [each for each in self._fields if each not in BASIC]
         self._requests = [Requests(each.values(), extras) for each in readings]

@@ -190,15 +190,13 @@ class _Files:
         with self._lock:
             reading = ExportReading(limiter)
             for measure in MEASURES:
-                if measure.kind == "histogram" or (measure.kind == "gauge" and not measure.together):
-                    continue
                 for labels, value in points(measure, reading).items():
                     if isinstance(value, Distribution):
                         continue
-                    if measure.kind == "gauge":
-                        self._set(measure, value)
-                    else:
+                    if measure.kind == "counter":
                         self._add(measure.name, labels, value)
+                    elif measure.together:
+                        self._set(measure, value)
 
     def _add(self, name: str, labels: Labels, value: float) -> None:
         before = self._moved.get((name, labels), 0.0)

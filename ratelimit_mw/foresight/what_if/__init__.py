@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import accumulate, count
 from typing import NamedTuple
 
@@ -362,8 +361,3 @@ class Recording:
             if "user=" in key or "path=" in key:  # the key has a hash, or the text in another spelling
                 self.names[number] = self.named(identity_of(key), entry)
         return number
-
-
-def has_numpy() -> bool:
-    """Return True if numpy is installed."""
-    return find_spec("numpy") is not None
