@@ -183,7 +183,7 @@ _COLOURS = {"✗": "red", "✓": "green", "○": "yellow"}
 
 def _coloured(line: str) -> str:
     line = printable(line)
-    colour = None if "NO_COLOR" in os.environ else _COLOURS.get(line[:1])
+    colour = None if os.environ.get("NO_COLOR") else _COLOURS.get(line[:1])
     return line if colour is None else typer.style(line, fg=colour)
 
 

@@ -291,16 +291,16 @@ def test_the_format_of_a_log_of_which_half_is_unreadable_is_found_with_lenient(r
     assert "5 of 10 lines could not be read:\n  bad 0\n" in out
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_table_on_a_terminal_is_plain_text_with_no_color(plain, monkeypatch):
+@pytest.mark.parametrize(("no_color", "plain"), [(None, False), ("", False), ("1", True)])
+def test_a_table_on_a_terminal_is_plain_text_with_no_color(no_color, plain, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    if plain:
-        monkeypatch.setenv("NO_COLOR", "1")
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
     terminal = Terminal()
     console_of(terminal).print(table_of(("rule",), [("everything",)]))
     assert ("\x1b[" in terminal.getvalue()) is not plain
