@@ -142,7 +142,7 @@ def table_of(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
 
 
 def console_of(stream: TextIO) -> Console:
-    """Return what writes to a stream: whole lines if it is no terminal, and plain text if NO_COLOR is set and not empty."""
+    """Return what writes to a stream: whole lines if it is no terminal, and plain text if NO_COLOR is not empty."""
     width = None if stream.isatty() else _WIDE
     plain = bool(os.environ.get("NO_COLOR"))
     return Console(file=stream, highlight=False, width=width, color_system=None if plain else "auto")
