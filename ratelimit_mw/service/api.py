@@ -39,8 +39,6 @@ bytes is reset, and the client may lose the response."""
 _LONGEST_NUMBER = 20
 """The digits of the greatest Content-Length. Thousands of zeros may precede them, which `int` does not read."""
 
-_UNAVAILABLE = {"problems": ["the store does not answer"]}
-
 
 def http_app(service: Service) -> ASGIApp:
     """Return the app that is served at `--http`."""
@@ -177,7 +175,7 @@ class _Api:
         try:
             await self._limiter.areset(check.attributes, domain=check.domain, **check.named)
         except StoreUnavailable:
-            return JSONResponse(_UNAVAILABLE, 503)
+            return JSONResponse({"problems": ["the store does not answer"]}, 503)
         return JSONResponse({"reset": True})
 
     async def json(self, request: Request) -> Response:
@@ -259,8 +257,9 @@ def refused_caller(service: Service, request: Request, right: Right) -> Response
     service.refuse("unauthorized", "a caller at %s was refused: this needs a token for %r", peer, right)
     if access.allows("check", authorization):
         return JSONResponse({"problems": ["this needs an admin token"]}, 403)
-    challenge = {"WWW-Authenticate": "Bearer"}
-    return JSONResponse({"problems": ["this needs a token: Authorization: Bearer TOKEN"]}, 401, challenge)
+    return JSONResponse(
+        {"problems": ["this needs a token: Authorization: Bearer TOKEN"]}, 401, {"WWW-Authenticate": "Bearer"}
+    )
 
 
 def _wants_status(request: Request) -> bool:

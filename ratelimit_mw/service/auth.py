@@ -201,8 +201,12 @@ class Auth:
         if access.by_token:
             token = AsgiRequest(scope).header(_TOKEN)
             if not (token and access.allows("check", f"Bearer {token}")):
-                message = "The proxy that asks must be in client.trusted_proxies of the rules, or send a token in "
-                raise Unanswerable(401, "unauthorized", f"{message}X-RateLimit-Token.")
+                raise Unanswerable(
+                    401,
+                    "unauthorized",
+                    "The proxy that asks must be in client.trusted_proxies of the rules, or send a token in "
+                    "X-RateLimit-Token.",
+                )
         if trusted:
             return
         self._once(

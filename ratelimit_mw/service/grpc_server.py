@@ -58,7 +58,7 @@ class GrpcServer:
         self.health = _Health()
         """What answers health checks."""
         self._asked = ShouldRateLimit(service)
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_concerns_the_service)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(concerns_the_service)
         self._server = grpc.aio.server(options=_options(service.settings))
         handler: Any = grpc.unary_unary_rpc_method_handler(self._should_rate_limit)  # from bytes to bytes
         # Registered methods would cost each call more: the server waits for a call of each of them, and of any other.
@@ -115,9 +115,13 @@ def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | Non
     return next((str(value) for key, value in metadata if key == "authorization"), None)
 
 
-def _concerns_the_service(record: logging.LogRecord) -> bool:
-    """Return False for the trace of an answer whose client has left: clients could fill the log with them."""
-    return not str(record.msg).startswith("ExecuteBatchError raised in core")
+def concerns_the_service(record: logging.LogRecord) -> bool:
+    """Return False for the trace of an answer that its client did not read: clients could fill the log with them.
+
+    Such a client has left (grpc), or its answer was cancelled at the end of --grace (uvicorn).
+    """
+    cancelled = record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not (cancelled or str(record.msg).startswith("ExecuteBatchError raised in core"))
 
 
 def _peer(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:

@@ -29,7 +29,7 @@ from ratelimit_mw.service import go_environment, ports
 from ratelimit_mw.service.access import Access, Certificates, ReadAgain
 from ratelimit_mw.service.admin import admin_app
 from ratelimit_mw.service.api import http_app
-from ratelimit_mw.service.grpc_server import GrpcServer
+from ratelimit_mw.service.grpc_server import GrpcServer, concerns_the_service
 from ratelimit_mw.service.servable import require_servable
 from ratelimit_mw.service.settings import Address, Settings
 from ratelimit_mw.service.state import Service
@@ -379,7 +379,9 @@ class _HttpProtocol(HttpToolsProtocol):
 
 def protocol_of(of: Service) -> type[asyncio.Protocol]:
     """Return the protocol class for `uvicorn.Config(http=…)`."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    log = logging.getLogger("uvicorn.error")
+    log.setLevel(logging.ERROR)
+    log.addFilter(concerns_the_service)
 
     class HttpProtocol(_HttpProtocol):
         """One connection of this service."""

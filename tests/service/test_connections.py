@@ -208,3 +208,18 @@ def test_requests_that_the_store_has_not_decided_when_the_service_ends_are_503_w
             assert [answer.result().status_code for answer in answers] == [503] * len(asked)
             assert service.ended() == 0
         assert not [line for line in service.lines if "Traceback" in line]
+
+
+def test_answers_that_are_not_read_until_the_service_ends_leave_no_trace_in_the_log(tmp_path):
+    checked = b'{"checks": [%s]}' % b",".join([b'{"attributes": {"a": "b"}}'] * 100)
+    asked = b"POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(checked), checked)
+    with Serving(rules_at(tmp_path, RULES), "--grace", "1s") as service, ExitStack() as stack:
+        connection = connected(stack, service.http.removeprefix("http://"))
+        connection.settimeout(0.5)
+        with suppress(TimeoutError):  # the service no longer reads
+            while True:
+                connection.sendall(asked)
+        service.signal(signal.SIGTERM)
+        assert service.ended() == 0
+    assert [line for line in service.lines if "Cancel 1 running task" in line]
+    assert not [line for line in service.lines if "Traceback" in line]
