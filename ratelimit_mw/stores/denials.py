@@ -227,7 +227,7 @@ class DenyCache(Wrapper):
     The store is always asked in these cases:
 
     * A response may open the counter (`refundable`).
-    * An ask is a shadow ask.
+    * Only shadow asks are denied.
     * Another counter takes a cost with an overdraft.
     * Denials are counted towards a penalty that is not in force yet.
 
