@@ -202,8 +202,8 @@ def fail_without_store(error: StoreUnavailable, store: str = "the store") -> NoR
 
 
 def fail_with(error: ConfigurationError, message: str) -> NoReturn:
-    """Print all problems of rules with their places, and end the command."""
-    typer.echo("\n".join(diagnostics([(problem, "error") for problem in error.problems])))
+    """Print all problems of rules with their places to stderr, and end the command."""
+    typer.echo("\n".join(diagnostics([(problem, "error") for problem in error.problems])), err=True)
     fail(message, Exit.PROBLEMS)
 
 

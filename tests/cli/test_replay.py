@@ -335,9 +335,10 @@ def test_an_unusable_argument_is_reported(replay, words, code, text):
 
 def test_rules_that_cannot_be_loaded_are_shown(replay):
     Path("rules.yaml").write_text("domain: d\nrules: [{name: api, limit: often}]\n")
-    code, out, err = replay()
-    assert (code, err) == (1, "ratelimit-mw: these rules can't be loaded\n")
-    assert "rules.yaml:2:" in out
+    code, out, err = replay("access.log", "--json")  # a program reads the output
+    assert (code, out) == (1, "")
+    assert "rules.yaml:2:" in err
+    assert err.endswith("ratelimit-mw: these rules can't be loaded\n")
 
 
 def test_times_select_requests(replay):
