@@ -52,19 +52,15 @@ def add(module: str) -> None:
     """Add the algorithm that `module` describes in `ALGORITHM`. The algorithm has the name of the module.
 
     Raises:
-        ImportError: The module, its `ALGORITHM` or its Lua file is missing.
-        ValueError: The name or the code is taken, a required algorithm is missing, the Lua file does not define the
-            functions, or the algorithm denies the first request of a counter.
+        ImportError, AttributeError, OSError: The module, its `ALGORITHM` or its Lua file is missing.
+        KeyError: An algorithm that it requires does not stand before it in the table.
+        ValueError: The name or the code is taken, the Lua file does not define the functions, or the algorithm denies
+            the first request of a counter.
     """
     package, _, name = module.rpartition(".")
-    algorithm: Algorithm | None = getattr(import_module(module), "ALGORITHM", None)
-    if algorithm is None:
-        raise ImportError(f"{module} has no ALGORITHM, the description of the algorithm")
+    algorithm: Algorithm = import_module(module).ALGORITHM
     if name in LUA_PARTS:
         raise ValueError(f"{module}: there is already an algorithm called {name}")
-    missing = [other for other in algorithm.requires if other not in LUA_PARTS]
-    if missing:
-        raise ValueError(f"{module} requires {missing[0]}, which must stand before it in the table")
     other = next((known for known, each in ALGORITHMS.items() if each.code == algorithm.code), None)
     if other is not None:
         raise ValueError(f"{module}: its code {algorithm.code!r} is already the code of {other}")
@@ -97,10 +93,7 @@ def _check_admission(name: str, algorithm: Algorithm) -> None:
 
 def _lua_of(package: str, name: str, constant: str) -> tuple[str, str]:
     """Read the Lua file of an algorithm: its text, and what comes before `denials` and `refunds`."""
-    try:
-        text = lua(name, f"{package}.{name}")
-    except OSError:
-        raise ImportError(f"{name}.lua is missing beside {name}.py in {package}; Redis needs it") from None
+    text = lua(name, f"{package}.{name}")
     start, separator, _ = text.partition(f"\nrefunds[{constant}] =")
     start = start.partition(f"\ndenials[{constant}] =")[0]
     if not separator or f"\nalgorithms[{constant}] =" not in f"\n{start}":

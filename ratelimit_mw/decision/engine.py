@@ -22,7 +22,7 @@ from ratelimit_mw.decision.waiting import (
     may_wait,
     most_waiting,
     only_waiting_helps,
-    without_waiting,
+    waiting_at_most,
 )
 from ratelimit_mw.errors import StoreUnavailable
 from ratelimit_mw.identity.request import Arguments, Request
@@ -286,7 +286,7 @@ class Engine:
         one thread alone.
 
         A turn that a bucket has assigned cannot be returned. The store is therefore asked with charges
-        `without_waiting` first. Only if waiting would help, the thread takes a place and asks a second time.
+        that must not wait first. Only if waiting would help, the thread takes a place and asks a second time.
 
         The arguments and errors are those of `decide`.
         """
@@ -299,7 +299,7 @@ class Engine:
             if verdict.delay:  # a service has assigned a turn
                 time.sleep(verdict.delay / SECOND)
             return verdict
-        verdict = self.execute(self.planner.plan_of(without_waiting(plan.charges), plan.shape.direct), rules)
+        verdict = self.execute(self.planner.plan_of(waiting_at_most(plan.charges, 0), plan.shape.direct), rules)
         if not (only_waiting_helps(plan.charges, verdict) and may_wait(request.context)):
             return verdict
         waiting, place = self._waiting, WaitingPlace()

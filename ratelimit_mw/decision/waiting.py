@@ -64,16 +64,11 @@ def most_waiting(charges: Sequence[Charge]) -> int | None:
     return min(waits, default=None)
 
 
-def without_waiting(charges: Sequence[Charge]) -> Sequence[Charge]:
-    """The same charges without `longest_wait`: a request that would have to wait is denied instead.
-
-    Such a denial does not count towards a penalty.
-    """
-    return waiting_at_most(charges, 0)
-
-
 def waiting_at_most(charges: Sequence[Charge], most: int) -> Sequence[Charge]:
-    """The same charges with a `longest_wait` of `most` microseconds at most. See `without_waiting`."""
+    """The same charges with a `longest_wait` of `most` microseconds at most.
+
+    A request that would have to wait longer is denied instead. Such a denial does not count towards a penalty.
+    """
     return [
         Charge(rule, ask._replace(quota=_waiting_at_most(ask.quota, most)))
         if _may_wait(ask) and ask.quota.longest_wait > most
@@ -83,7 +78,7 @@ def waiting_at_most(charges: Sequence[Charge], most: int) -> Sequence[Charge]:
 
 
 def only_waiting_helps(charges: Sequence[Charge], verdict: Verdict) -> bool:
-    """Whether a request that was denied under charges `without_waiting` could pass if it waits.
+    """Whether a request that was denied because it must not wait could pass if it waits.
 
     That is the case if only buckets with a `longest_wait` deny it.
     """

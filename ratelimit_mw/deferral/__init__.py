@@ -19,7 +19,7 @@ from wsgiref.types import WSGIApplication
 
 from ratelimit_mw.decision.planning import Plan
 from ratelimit_mw.decision.verdict import Verdict
-from ratelimit_mw.decision.waiting import without_waiting
+from ratelimit_mw.decision.waiting import waiting_at_most
 from ratelimit_mw.deferral.queue import (
     HEADER,
     DeferredStatus,
@@ -317,7 +317,7 @@ class _Deferral:
         """Return the plan of a replay. It does not wait for its turn at a bucket: the worker sends it again instead."""
         plan = self._engine.planner.plan(rules, request)
         waits, planner = rules.waiting and plan.asks, self._engine.planner
-        return planner.plan_of(without_waiting(plan.charges), direct=False) if waits else plan
+        return planner.plan_of(waiting_at_most(plan.charges, 0), direct=False) if waits else plan
 
 
 class AsgiDeferral(_Deferral):
