@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ratelimit_mw.model import SECOND
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import lazy, lock
 
 logger = logging.getLogger("ratelimit_mw")
 """The logger of the package."""
@@ -32,10 +32,7 @@ class LineLimit:
     """
 
     _counting = lazy(lock)
-
-    def __init__(self) -> None:
-        self._counts: dict[str, list[int]] = {}  # the start of the minute, and the lines since then
-        reset_after_fork(self)
+    _counts = lazy(dict[str, list[int]])  # the start of the minute, and the lines since then
 
     def omitted(self, subject: str, most: int, now: int) -> int | None:
         """Count a line. Return how many lines were omitted since the last one, or None if this one is omitted, too.
@@ -58,10 +55,6 @@ class LineLimit:
                 self._counts.clear()
             self._counts[subject] = [began, number + 1]
         return omitted if number < most else None
-
-    def after_fork(self) -> None:
-        """Count from 0."""
-        self._counts = {}
 
     def reset(self) -> None:
         """Allow the next lines as if there were none before."""

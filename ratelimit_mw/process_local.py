@@ -19,11 +19,12 @@ T = TypeVar("T")
 class lazy(Generic[T]):  # noqa: N801  a descriptor, as `property` is one
     """An attribute that `make` creates on first use. All threads get the same object.
 
-    It is for locks and events on which a thread may wait. Under `gunicorn --preload -k gevent`, an app is loaded and
-    forked before `threading` is patched. A lock created at that time does not know greenlets: the first greenlet that
-    waited for it would stop the whole worker. `make` must therefore be one of the functions below, which look up the
-    class when they are called. The child of a fork discards the object, because a thread that holds the lock may not
-    exist there. The next use creates a new one.
+    The child of a fork discards the object, and its next use creates a new one. This is for what belongs to the parent,
+    such as its requests in flight, and for locks, because a thread that holds the lock may not exist in the child.
+
+    Under `gunicorn --preload -k gevent`, an app is loaded and forked before `threading` is patched. A lock created at
+    that time does not know greenlets: the first greenlet that waited for it would stop the whole worker. For a lock or
+    an event, `make` must therefore be one of the functions below, which look up the class when they are called.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

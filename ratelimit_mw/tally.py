@@ -151,10 +151,6 @@ class Tally:
         self.deferrals: Counter[tuple[str, str, str]] = Counter()
         self.decisions = Histogram(SECONDS_BOUNDS, [0] * (len(SECONDS_BOUNDS) + 1))
 
-    def after_fork(self) -> None:
-        """Count from 0 in the child of a fork."""
-        self.reset()
-
     def reset(self) -> None:
         """Count from 0. Plans refer to the cells, so the same cells go on."""
         self._begin()
@@ -165,6 +161,8 @@ class Tally:
             cell.clear()
         for passes in (*self.passes.values(), self._further):
             passes.number = 0
+
+    after_fork = reset
 
     def trace(self, tracer: Callable[[Decision], None]) -> None:
         """Call `tracer` with each decision from now on."""

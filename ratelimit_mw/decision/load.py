@@ -12,7 +12,7 @@ from weakref import WeakSet
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.logs import Once, logger
 from ratelimit_mw.model import Charge, Priority
-from ratelimit_mw.process_local import lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import lazy, lock
 from ratelimit_mw.settings import LoadSettings
 
 _MIN_INTERVAL = 0.5  # seconds between two readings; the processor's clocks are too coarse for a shorter interval
@@ -224,6 +224,8 @@ class Meter:
     """
 
     _lock = lazy(lock)
+    _here = lazy(set[object])
+    """The requests in flight."""
 
     def __init__(self, settings: LoadSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
@@ -236,16 +238,10 @@ class Meter:
         self._asked_at = 0.0
         self._load: float | None = None
         self._brisk = 0.0  # the load with the shorter time constant `BRISK`
-        self._here: set[object] = set()
         self._capacity = settings.capacity or ASGI_CAPACITY
         self._lag = self._queued = 0.0
         self._due: float | None = None
         self._once = Once()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Reset in the child of a fork: the requests in flight belong to the parent."""
-        self._here = set()
 
     def arrived(self, capacity: int, request: object) -> None:
         """Count a request that has come to a middleware.

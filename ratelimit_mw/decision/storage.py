@@ -18,7 +18,7 @@ from ratelimit_mw.errors import ConfigurationError, Problem, StoreUnavailable
 from ratelimit_mw.identity.attributes import digester
 from ratelimit_mw.logs import LineLimit, logger
 from ratelimit_mw.model import SECOND, Ask
-from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import Repeating, lazy, lock
 from ratelimit_mw.reload.source import starting
 from ratelimit_mw.rules.domains import Rules
 from ratelimit_mw.settings import StorageSettings
@@ -61,15 +61,13 @@ class InFlight:
     """
 
     _lock = lazy(lock)
+    _places = lazy(weakref.WeakSet[InFlightPlace])
 
     def __init__(self, store: Store, clock: Clock | None = None, *, every: int = PERIOD // 3) -> None:
         self._store = store
         self._clock = clock
         self._every = every
-        self._places: weakref.WeakSet[InFlightPlace]
         self._renewing = Repeating("renew", self._turn, first=every / SECOND)
-        self.after_fork()
-        reset_after_fork(self)
 
     def __len__(self) -> int:
         """The number of requests whose places are renewed."""
@@ -113,10 +111,6 @@ class InFlight:
     def stop(self) -> None:
         """Stop renewing."""
         self._renewing.stop()
-
-    def after_fork(self) -> None:
-        """Begin without requests, also in the child of a fork: those in flight belong to the parent."""
-        self._places = weakref.WeakSet()
 
     def _now(self) -> int:
         return self._clock.now() if self._clock else time.monotonic_ns() // 1000

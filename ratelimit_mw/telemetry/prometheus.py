@@ -25,7 +25,7 @@ with extra("prometheus"):
     from prometheus_client.registry import Collector
 
 from ratelimit_mw.limiter import RateLimiter
-from ratelimit_mw.process_local import Repeating, lazy, lock, reset_after_fork
+from ratelimit_mw.process_local import Repeating, lazy, lock
 from ratelimit_mw.snapshots import Distribution
 from ratelimit_mw.tally import Cell
 from ratelimit_mw.telemetry import MEASURES, ExportReading, Labels, Measure, label_of, points
@@ -114,6 +114,8 @@ class _Files:
     """
 
     _lock = lazy(lock)
+    _moved = lazy(dict[tuple[str, Labels], float])
+    """What was moved. In the child of a fork, the limiter counts from 0."""
 
     def __init__(self, limiter: RateLimiter, registry: CollectorRegistry) -> None:
         self._limiter = weakref.ref(limiter)
@@ -123,17 +125,11 @@ class _Files:
         registry.register(self._names)
         self._made = False
         self._moving = Repeating("metrics", self._turn, first=_EVERY)
-        self._moved: dict[tuple[str, Labels], float] = {}
         self._metrics: dict[str, Any] = {}
         limiter.engine.tally.watchers.append(self._observe)
         limiter.at_close(self._close)
-        reset_after_fork(self)
         atexit.register(self._close)
         limiter.at_first_request(self._serve)
-
-    def after_fork(self) -> None:
-        """Begin again in the child of a fork, where the limiter counts from 0."""
-        self._moved = {}
 
     def _serve(self) -> None:
         """Make the metrics of this process, unless it was forked by one that has them, and move the first counts."""
