@@ -85,8 +85,8 @@ def test_the_service_does_not_start_in_the_environment_of_the_other_one(tmp_path
     command = [sys.executable, "-m", "ratelimit_mw", "serve", "--grpc", "0", "--http", "0", "--admin", "0"]
     ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert "error: SHADOW_MODE of envoyproxy/ratelimit would be ignored" in ended.stdout
-    assert "  write --storage redis://redis:6379/0, or unset it" in ended.stdout
+    assert "error: SHADOW_MODE of envoyproxy/ratelimit would be ignored" in ended.stderr
+    assert "  write --storage redis://redis:6379/0, or unset it" in ended.stderr
     assert "ready" not in ended.stderr
 
 

@@ -152,7 +152,7 @@ def test_the_command_prints_the_reasons_and_exits_with_1(tmp_path, taken):
         check=False,
     )
     assert ran.returncode == 1
-    assert ran.stdout.count(": error: ") + ran.stdout.startswith("error: ") == 2
+    assert ran.stderr.count(": error: ") + ran.stderr.startswith("error: ") == 2
     assert "ratelimit-mw: the service can't start\n" in ran.stderr
 
 
