@@ -48,7 +48,7 @@ def test_denials_in_turn():
 
 def test_templates_and_pages_that_hold_an_address():
     template = {"error": {"of": ["{ip}"]}}
-    response = {"body": [template, "html"], "message": "Not {ip}"}
+    response = {"body": [template, "html", "json"], "message": "Not {ip}"}  # of two JSON formats, the first is sent
     middleware = RateLimitMiddleware(nobody, limiter=limiter("0/s", response=response))
     for ip in ("192.0.2.1", "192.0.2.2"):
         for accept, said in ((b"*/*", json.dumps({"error": {"of": [ip]}})), (b"text/html", f"<p>Not {ip}</p>")):

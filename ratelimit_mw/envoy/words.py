@@ -398,17 +398,13 @@ def _is_attribute(key: str, attributes: Attributes) -> bool:
 
 
 def _stated(file: Values, stated: tuple[Keys, ...], attributes: Attributes, problems: Problems) -> list[Keys]:
-    first: set[Keys] = set()
     for n, keys in enumerate(stated):
         for index, key in enumerate(keys):
             if not _is_attribute(key, attributes):
                 names = [name for name in attributes.names() if name != "path:N"]
                 place = file.place("entries", n, index)
                 problems.add(place, f"there is no attribute {quoted(key)}", nearest(key, names))
-        if keys in first:
-            problems.add(file.place("entries", n), "duplicate list of entries")
-        first.add(keys)
-    return [] if problems else list(stated)
+    return [] if problems else list(dict.fromkeys(stated))
 
 
 ENTRIES: Word[tuple[Keys, ...] | None] = Word(

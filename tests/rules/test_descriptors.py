@@ -533,7 +533,7 @@ class TestLists:
         assert self.asked({"c": "1"}) == []
 
     def test_those_that_entries_names_and_no_others(self):
-        entries = [["a", "b"], "b"]
+        entries = [["a", "b"], "b", ["b"]]  # one of them twice, which is asked once
         assert self.asked({"a": "1", "b": "2", "c": "3"}, entries=entries) == [2, 4]
         assert self.asked({"a": "1", "b": "2"}, entries=[]) == []
 

@@ -25,23 +25,8 @@ GROUPS = ("x-ratelimit", "ratelimit", "retry-after")
 """The groups of headers."""
 
 
-def read_body(node: Node) -> tuple[Body, ...]:
-    """Read the formats of a body, in the order in which they are offered to clients."""
-    listed = node if isinstance(node, Items) else [node]
-    if not listed:
-        raise Invalid("the list must not be empty", f"known: {', '.join(FORMATS)}")
-    problems = Problems()
-    found: list[Body] = []
-    for item in listed:
-        for body in problems.read_each(_body, [item]):
-            if _media(body) in map(_media, found):
-                problems.add(item.place, f"is never sent: {_media(body)} is already in the list")
-            found.append(body)
-    problems.refuse()
-    return tuple(found)
-
-
-def _body(node: Node) -> Body:
+def _read_body(node: Node) -> Body:
+    """Read the name of a format, or a template, which is JSON."""
     if isinstance(node, Map):
         template = _template(node)
         if isinstance(template, dict) and template:
@@ -54,11 +39,6 @@ def _body(node: Node) -> Body:
         hint = near(word, FORMATS) or "or write a mapping, for example {error: '{message}'}"
         raise unlike(node, f"one of {', '.join(FORMATS)}", hint)
     return word
-
-
-def _media(body: Body) -> str:
-    """Return the format that the body has for `Accept`. A template is JSON."""
-    return body if isinstance(body, str) else "json"
 
 
 def _template(node: Node) -> object:
@@ -167,7 +147,7 @@ _RESET: Word[Literal["epoch", "delta"]] = kinds.choice(
 )
 _BODY: Word[tuple[Body, ...]] = Word(
     key="body",
-    read=read_body,
+    read=kinds.each(_read_body),
     default=("json",),
     shown_default="json",
     schema={
