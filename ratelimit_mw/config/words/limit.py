@@ -12,6 +12,7 @@ A limit has one of these forms:
 
 import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS, IN_FLIGHT, algorithm_names, for_rules
@@ -41,10 +42,15 @@ def read_algorithm(node: Node) -> str:
     return kinds.one_of(*for_rules(), other_names=other_names)(node)
 
 
-def _validate_buckets(rule: Values, problems: Problems) -> None:
-    if not ALGORITHMS[rule[ALGORITHM]].has_buckets:
-        hint = algorithm_hint(lambda other: other.has_buckets, "buckets")
-        problems.add(rule.place("buckets"), f"{rule[ALGORITHM]} has no buckets", hint)
+def needs_algorithm(key: str, able: Callable[[Algorithm], bool], message: str) -> Callable[[Values, Problems], None]:
+    """Return the check of a `key` that not all algorithms support. `message` has a place for the name of the other."""
+
+    def validate(rule: Values, problems: Problems) -> None:
+        name = rule[ALGORITHM]
+        if not able(ALGORITHMS[name]):
+            problems.add(rule.place(key), message.format(name), algorithm_hint(able, key))
+
+    return validate
 
 
 ALGORITHM: Word[str] = Word(
@@ -65,7 +71,7 @@ BUCKETS = kinds.number(
     "The number of slices of a bucketed_window.",
     shown_default=DEFAULT_BUCKETS,
     compared=True,
-    validate=_validate_buckets,
+    validate=needs_algorithm("buckets", attrgetter("has_buckets"), "{} has no buckets"),
 )
 
 
@@ -286,7 +292,7 @@ def window_fault(rule: Values, window: Window) -> tuple[str, str] | None:
     name = rule[ALGORITHM]
     algorithm = ALGORITHMS[name]
     if own_burst is not None and not algorithm.has_burst:
-        return no_burst(rule)
+        return f"{name} has no burst", algorithm_hint(attrgetter("has_burst"), "burst")
     if limit > MOST:
         return f"a limit of {limit} is too large", f"at most {MOST}"
     if not period:
@@ -308,16 +314,6 @@ def _bucket_fault(rule: Values, window: Window) -> tuple[str, str] | None:
     if limit and burst * -(-period // limit) > _LONGEST_WINDOW:
         return f"a burst of {burst} would take more than 10 years to refill", "write a lower burst"
     return None
-
-
-def _validate_burst(rule: Values, problems: Problems) -> None:
-    if not ALGORITHMS[rule[ALGORITHM]].has_burst:
-        problems.add(rule.place("burst"), *no_burst(rule))
-
-
-def no_burst(rule: Values) -> tuple[str, str]:
-    """Return the error of a burst whose algorithm has none, and its hint."""
-    return f"{rule[ALGORITHM]} has no burst", algorithm_hint(lambda other: other.has_burst, "burst")
 
 
 def _validate_limit(rule: Values, problems: Problems) -> None:
@@ -407,5 +403,5 @@ BURST = kinds.number(
     "How many requests a bucket holds.",
     unset="the number of the limit",
     compared=True,
-    validate=_validate_burst,
+    validate=needs_algorithm("burst", attrgetter("has_burst"), "{} has no burst"),
 )

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from ratelimit_mw.algorithms import ALGORITHMS
 from ratelimit_mw.config import kinds
 from ratelimit_mw.config.tree import Map, Node, Problems, Scalar, unlike
 from ratelimit_mw.config.word import Section, Values, Word, section_word
-from ratelimit_mw.config.words.limit import ALGORITHM, algorithm_hint
+from ratelimit_mw.config.words.limit import ALGORITHM, algorithm_hint, needs_algorithm
 from ratelimit_mw.errors import Invalid, quoted
 from ratelimit_mw.model import SECOND, Elastic, Quota, Rule
 
@@ -140,13 +141,6 @@ def _alter_max_wait(quota: Quota, rule: Values, _prefix: str) -> Quota:
     return replace(quota, longest_wait=round((rule[MAX_WAIT] or 0) * SECOND)) if waits else quota
 
 
-def _validate_max_wait(rule: Values, problems: Problems) -> None:
-    """Report a `max_wait` that no request would use."""
-    if not ALGORITHMS[rule[ALGORITHM]].can_wait:
-        hint = algorithm_hint(lambda other: other.can_wait, "max_wait")
-        problems.add(rule.place("max_wait"), _never_waits(rule), hint)
-
-
 def _validate_max_waiting(rule: Values, problems: Problems) -> None:
     algorithm = ALGORITHMS[rule[ALGORITHM]]
     if algorithm.queue or rule.has_key("max_wait"):
@@ -156,11 +150,11 @@ def _validate_max_waiting(rule: Values, problems: Problems) -> None:
         message = f"has no effect: with {rule[ALGORITHM]}, requests wait only if max_wait is set"
         problems.add(place, message, "add max_wait")
     else:
-        problems.add(place, _never_waits(rule), algorithm_hint(lambda other: other.queue, "max_waiting"))
+        hint = algorithm_hint(lambda other: other.queue, "max_waiting")
+        problems.add(place, _NEVER_WAITS.format(rule[ALGORITHM]), hint)
 
 
-def _never_waits(rule: Values) -> str:
-    return f"can't be combined with {rule[ALGORITHM]}: its requests never wait"
+_NEVER_WAITS = "can't be combined with {}: its requests never wait"
 
 
 MAX_WAIT: Word[float | None] = Word(
@@ -170,7 +164,7 @@ MAX_WAIT: Word[float | None] = Word(
     schema={**kinds.TEXT, "examples": ["500ms", "10s"]},
     about="How long a request may wait for its turn instead of being denied.",
     unset="a leaky_bucket: for the whole queue. Otherwise: not at all",
-    validate=_validate_max_wait,
+    validate=needs_algorithm("max_wait", attrgetter("can_wait"), _NEVER_WAITS),
     alter=_alter_max_wait,
 )
 
