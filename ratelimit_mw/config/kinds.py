@@ -11,7 +11,7 @@ from ipaddress import IPv6Network, ip_network
 from typing import Any, TypeVar, cast
 
 from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar, kind, unlike
-from ratelimit_mw.config.word import Schema, Word
+from ratelimit_mw.config.word import Schema, Section, Word
 from ratelimit_mw.errors import Invalid, near, quoted
 from ratelimit_mw.identity.address import canonical
 from ratelimit_mw.identity.sources import imported, is_async
@@ -227,6 +227,17 @@ def read_function(node: Node) -> tuple[Callable[..., Any], str]:
     if is_async(found):
         raise Invalid(f"{quoted(written)} is an async function", "write it as a plain function")
     return found, written
+
+
+def function_or(section: Section, make: Callable[[Callable[..., Any], str], Any]) -> Callable[[Node], Any]:
+    """Return a reader of a section, or of a function. `make` makes the value of a function and its name in the file."""
+
+    def read(node: Node) -> Any:
+        if isinstance(node, Scalar) and node.text.strip().startswith("python:"):
+            return make(*read_function(node))
+        return section.read(node)
+
+    return read
 
 
 FUNCTION: Schema = {"type": "string", "pattern": r"^\s*python:", "examples": ["python:package.module:function"]}

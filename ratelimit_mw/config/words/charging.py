@@ -194,14 +194,6 @@ _STATUSES = re.compile(r"([1-5])[xX]{2}|([0-9]{3})(?:\s*-\s*([0-9]{3}))?")
 _LEAST, _MOST = 100, 599
 
 
-def _read_count(node: Node) -> Counts:
-    """Read the section, or import a function."""
-    if isinstance(node, Scalar) and node.text.strip().startswith("python:"):
-        return CountedBy(*kinds.read_function(node))
-    statuses: Statuses = _SECTION.read(node)
-    return statuses
-
-
 def _read_status(node: Node) -> frozenset[int]:
     """Read one value or a list."""
     if isinstance(node, Items) and not node:
@@ -247,7 +239,7 @@ _SECTION = Section(
 
 COUNT: Word[Counts | None] = Word(
     key="count",
-    read=_read_count,
+    read=kinds.function_or(_SECTION, CountedBy),
     default=None,
     schema=lambda shared: {
         "anyOf": [

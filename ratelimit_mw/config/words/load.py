@@ -7,19 +7,9 @@ A load of 0 means that the process is idle, and 1 that it has no capacity left. 
 from typing import cast
 
 from ratelimit_mw.config import kinds
-from ratelimit_mw.config.tree import Node, Scalar
 from ratelimit_mw.config.word import Section, Word
 from ratelimit_mw.model import Priority
 from ratelimit_mw.settings import LoadSettings
-
-
-def _read_load(node: Node) -> LoadSettings:
-    """Read a function, or the section."""
-    if isinstance(node, Scalar) and node.text:
-        return LoadSettings(*kinds.read_function(node))
-    settings: LoadSettings = _SECTION.read(node)
-    return settings
-
 
 _SECTION = Section(
     "Load",
@@ -41,7 +31,7 @@ _SECTION = Section(
 
 LOAD: Word[LoadSettings] = Word(
     key="load",
-    read=_read_load,
+    read=kinds.function_or(_SECTION, LoadSettings),
     default=LoadSettings(),
     schema=lambda shared: {"anyOf": [kinds.FUNCTION, _SECTION.as_schema(shared)]},
     about="How the load of the process is measured, or a function that returns it.",
