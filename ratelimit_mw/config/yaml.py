@@ -32,6 +32,8 @@ MOST_CHARACTERS = 16 * 1024 * 1024
 it is used."""
 
 _TAB = re.compile(r"found character '\\t'")
+_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What ends a line for PyYAML."""
 
 
 def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) -> Node | None:
@@ -51,7 +53,7 @@ def parse(text: str, file: str, environ: Mapping[str, str], problems: Problems) 
     try:
         return composer.document(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
-        line, column, message, hint = _explained(error, text.split("\n"))
+        line, column, message, hint = _explained(error, _BREAK.split(text))
         problems.add(Place(composer.order, file, line, column), message, hint)
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
