@@ -14,7 +14,7 @@ from ratelimit_mw.config.tree import Items, Map, Node, Problems, Scalar, kind, u
 from ratelimit_mw.config.word import Schema, Section, Word
 from ratelimit_mw.errors import Invalid, near, quoted
 from ratelimit_mw.identity.address import canonical
-from ratelimit_mw.identity.sources import imported, is_async
+from ratelimit_mw.identity.sources import HEADER_NAME, imported, is_async
 from ratelimit_mw.settings import Network
 from ratelimit_mw.units import SECOND, parse_duration
 
@@ -24,8 +24,8 @@ D = TypeVar("D", int, None)
 LONGEST_NAME = 100
 """The most characters in the name of a domain or a rule."""
 
-TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""The name of a header or a method: a token of RFC 9110, section 5.6.2."""
+TOKEN = HEADER_NAME
+"""The name of a header or a method, which have the same form."""
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_-]+)\}")
 """A placeholder in a message, such as {limit}."""

@@ -1,5 +1,6 @@
 """Read the attributes of a request by name, as `ip`, `user` or `header:X-Plan`."""
 
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -50,7 +51,13 @@ FIRST_REQUESTS = 100
 """The number of requests without a user, or without a counter of a rule, after which this is logged."""
 
 _BUILT_IN = ("ip", "user", "tier", "method", "path", "host")
-_PREFIXES = ("header", "cookie", "query", "path")
+_PREFIXES = {
+    "header": sources.HEADER_NAME,
+    "cookie": re.compile(r"[!#-+\--:<>-~]+"),  # see `Cookie`
+    "query": re.compile(".+", re.DOTALL),
+    "path": re.compile(".+", re.DOTALL),
+}
+"""The beginnings of names of attributes, with the form of what follows."""
 _RAW_PREFIXES = ("header:", "cookie:", "query:")
 
 
@@ -146,7 +153,11 @@ class Attributes:
         """Return True if `reader` accepts the name."""
         name = canonical_name(name)
         kind, _, rest = name.partition(":")
-        return name in _BUILT_IN or name in self._sources or (kind in _PREFIXES and bool(rest))
+        return (
+            name in _BUILT_IN
+            or name in self._sources
+            or (kind in _PREFIXES and bool(_PREFIXES[kind].fullmatch(rest.strip())))
+        )
 
     def names(self) -> tuple[str, ...]:
         """Return the known names, for messages. `header:N` stands for `header:` with any name."""

@@ -6,6 +6,7 @@ type and the place of an exception, because its message may contain a secret tok
 
 import importlib
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,9 @@ from ratelimit_mw.identity.fields import TOO_MANY, Cookie, Parameter, Values
 from ratelimit_mw.identity.http_request import AsgiRequest, WsgiRequest
 from ratelimit_mw.identity.request import Request
 from ratelimit_mw.logs import Once, logger
+
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.6.2."""
 
 _MISSING = object()
 # Attributes that identify a user object, most reliable first.
@@ -66,6 +70,8 @@ def compiled(text: str) -> AttributeSource:
 
 
 def _header(name: str, _: _Report) -> AttributeSource:
+    if not HEADER_NAME.fullmatch(name):
+        raise Invalid(f"no header is called {name!r}: write letters, digits and hyphens, as X-Tenant")
     lower = name.lower()
     if lower != "authorization":
         return AttributeSource(lambda request: request.headers(lower), header=lower, from_client=True)

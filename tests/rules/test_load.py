@@ -303,3 +303,25 @@ def test_an_async_tier_is_not_awaited_where_no_rule_goes_by_it():
 
 async def plan_of(scope):
     return "gold"
+
+
+@pytest.mark.parametrize("name", ["cookie:a=b", "cookie:a b", "cookie:é", "header:X A", "header:X-A:1"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda name: {"rules": [{"name": "r", "limit": "1/s", "by": name}]},
+        lambda name: {"rules": [{"name": "r", "limit": "1/s", "match": {name: "1"}}]},
+        lambda name: {"rules": [{"name": "r", "limit": "1/s", "cost": name}]},
+        lambda name: {"rules": [{"name": "r", "limit": "1/s"}], "exempt": [{name: "1"}]},
+        lambda name: {"rules": [{"name": "r", "limit": "1/s"}], "overrides": [{"client": {name: "1"}, "block": True}]},
+        lambda name: {"rules": [{"name": "r", "limit": "1/s"}], "client": {"user": name}},
+        lambda name: {"rules": [{"name": "r", "limit": "1/s"}], "attributes": {"a": name}},
+    ],
+    ids=["by", "match", "cost", "exempt", "overrides", "user", "attributes"],
+)
+def test_a_name_that_no_header_and_no_cookie_can_have_is_reported(name, part):
+    with pytest.raises(ConfigurationError) as caught:
+        load_rules({"domain": "d", **part(name)}, environ={})
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(("rules[0].", "exempt[0]", "overrides[0].client", "client.user", "attributes.a"))
+    assert name.partition(":")[2] in problem.message
