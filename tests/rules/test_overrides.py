@@ -334,6 +334,12 @@ class TestInTheFile:
         override = {"client": {"ip": "192.0.2.1"}, "rule": "all", "limit": "7 per hour"}
         assert ("all", 7) in asked(load_rules({**RULES, "rules": [rule], "overrides": [override]}, environ={}))
 
+    @pytest.mark.parametrize("name", ["header:X-Tenant", "query:a b"])
+    def test_the_client_may_be_told_by_any_name(self, name):
+        rule = {"name": "all", "by": name, "limit": "5 per hour"}
+        override = {"client": {name: "a"}, "rule": "all", "limit": "7 per hour"}
+        assert load_rules({**RULES, "rules": [rule], "overrides": [override]}, environ={}).parts[0].overrides
+
     def test_what_the_rule_counts_by_is_said_once_if_it_is_wrong(self):
         rule = {"name": "all", "by": "ip+", "limit": "5 per hour"}
         override = {"client": {"ip": "192.0.2.1"}, "rule": "all", "limit": "7 per hour"}
