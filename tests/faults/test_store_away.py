@@ -12,6 +12,8 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from subprocess import PIPE
 
 import pytest
@@ -46,6 +48,7 @@ from tests.faults.faults import (
 )
 from tests.support.apps import ROOT
 from tests.support.patience import WITHIN, at_most, eventually
+from tests.support.ports import free_port
 from tests.support.processes import end, spawn
 from tests.support.servers import BINARIES, Server
 
@@ -156,6 +159,20 @@ def test_no_connection_from_before_is_used_after_the_return(fresh_server, any_se
     assert None not in [way() for way in ways]
     assert kinds(lines(caplog)) == ["away", "back"]
     client.close()
+
+
+def test_a_return_does_not_interrupt_the_request_of_a_thread(fresh_server, any_server, proxy):
+    with closing(Tasks(RedisStore(proxy.url, timeout=WITHIN))) as client, ThreadPoolExecutor(1) as pool:
+        eventually(lambda: attempt(client.store))
+        fresh_server.admin.client_pause(60_000, all=False)
+        slow = pool.submit(attempt, client.store)
+        eventually(lambda: fresh_server.admin.info("clients")["blocked_clients"])
+        proxy.target = free_port()
+        assert client.one() is None  # a connection of its own, to nowhere
+        proxy.target = any_server.port
+        eventually(lambda: not client.store.away)
+        fresh_server.admin.client_unpause()
+        assert slow.result() is not None
 
 
 async def hold_up(goes_on):

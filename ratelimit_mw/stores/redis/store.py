@@ -243,10 +243,11 @@ class Server(Store):
     def _reconnect(self) -> None:
         """Connect threads and loops again, so that the first requests after the return need not wait for that.
 
-        Older connections are closed, because they may lead to a server that has stepped down. Waits until all are
-        connected, but not longer than connecting takes at most.
+        Older connections are closed, because they may lead to a server that has stepped down. One that a request uses
+        is kept: several probes may succeed at once, and the first lets requests begin. Waits until all are connected,
+        but not longer than connecting takes at most.
         """
-        self._lanes.close()
+        self._lanes.close_idle()
         until = time.monotonic() + max(HANDSHAKE_TIMEOUT, self._timeout)
         waits = []
         for loop, batcher in list(self._loops.items()):

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 
 from ratelimit_mw.errors import Late, NoAnswer, PermanentFault, StoreUnavailable
 from ratelimit_mw.model import Reply
-from ratelimit_mw.stores.base import StoreRequest, complete
+from ratelimit_mw.stores.base import DECIDE, StoreRequest, complete
 from ratelimit_mw.stores.breaker import silent
 from ratelimit_mw.stores.redis.codec import MOST, Conversation, Result, away
 from ratelimit_mw.stores.redis.connection import GRACE, NO_ANSWER, NO_CONNECTION, BlockingConnection
@@ -108,6 +108,14 @@ class ThreadBatcher:
         connection, self._connection = self._connection, None
         if connection:
             connection.close()
+
+    def close_if_idle(self) -> None:
+        """Close the connection, unless a request uses it. The next request makes a new connection."""
+        owner = _Job(([], DECIDE), time.monotonic())  # while it owns the connection, no request begins to use it
+        if self._become_leader(owner):
+            self.close()
+            self._release(owner)
+            self._wake_next()
 
     def _become_leader(self, job: "_Job") -> bool:
         """Let the job own the connection, unless another job does. Returns whether it does."""
@@ -399,6 +407,11 @@ class ConnectionPool:
         """Close all connections."""
         for lane in tuple(self._lanes):
             lane.close()
+
+    def close_idle(self) -> None:
+        """Close the connections that no request uses."""
+        for lane in tuple(self._lanes):
+            lane.close_if_idle()
 
     def _decide_far_away(self, job: _Job) -> None:
         """Answer the job on a connection that no other request uses. If all are in use, it shares one."""
