@@ -82,6 +82,17 @@ class AppFunction:
     purpose: Purpose
     once: Once = field(default_factory=Once, compare=False)
 
+    def __post_init__(self) -> None:
+        """Raise TypeError for what cannot be called with one argument. Some functions in C do not tell."""
+        try:
+            inspect.signature(self.function).bind(None)
+        except ValueError:
+            return
+        except TypeError:
+            what = "response" if self.purpose is REFUND_WHEN else "request"
+            message = f"{self.purpose.name} takes a function that gets the {what}, not {self.function!r}"
+            raise TypeError(message) from None
+
     def read(self, argument: object, sync: Synchronous) -> Any:
         """Return the answer for a request or a response."""
         try:
@@ -293,6 +304,10 @@ def decorator(of_class: Callable[[Any], Any], of_function: Callable[[Any], Any])
     """Return the decorator that decorates classes by one function, and all else by the other."""
 
     def decorate(view: _V) -> _V:
+        given: object = view
+        if not callable(given):
+            message = f"limited decorates views, not {view!r}; a rule with match: {{path: …}} limits many views"
+            raise TypeError(message)
         return cast("_V", (of_class if isinstance(view, type) else of_function)(view))
 
     return decorate
@@ -389,8 +404,6 @@ def limit_in_code(
 
 
 def _function(given: Callable[[Any], Any] | None, purpose: Purpose) -> AppFunction | None:
-    if not (given is None or callable(given)):
-        raise TypeError(f"{purpose.name} takes a function, not {given!r}")
     return None if given is None else AppFunction(given, purpose)
 
 

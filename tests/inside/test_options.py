@@ -12,7 +12,7 @@ from django.test.utils import override_settings
 from django.urls import path
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.testclient import TestClient
-from flask import Flask, abort, request
+from flask import Blueprint, Flask, abort, request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
@@ -381,6 +381,11 @@ def test_a_condition_that_raises_is_false_and_logged_once(limiter, of, option, c
     assert "hunter2" not in line
 
 
+def two():
+    """A function without an argument, as flask-limiter calls it."""
+    return 2
+
+
 LIMITED = [module.limited for module in (in_flask, in_django, in_fastapi, in_starlette)]
 
 
@@ -403,8 +408,11 @@ LIMITED = [module.limited for module in (in_flask, in_django, in_fastapi, in_sta
             r"methods\[0\]: 'PSOT' is not an HTTP method.*'POST'",
         ),
         (["1 per hour"], {"methods": "HEAD"}, ConfigurationError, "HEAD requests are counted with GET"),
-        (["mail"], {"exempt_when": True}, TypeError, "exempt_when takes a function, not True"),
-        (["mail"], {"refund_when": 401}, TypeError, "refund_when takes a function, not 401"),
+        (["mail"], {"exempt_when": True}, TypeError, "exempt_when takes a function that gets the request, not"),
+        (["mail"], {"refund_when": 401}, TypeError, "refund_when takes a function that gets the response, not 401"),
+        (["1 per hour"], {"key": two}, TypeError, "key takes a function that gets the request, not <function two"),
+        (["1 per hour"], {"cost": two}, TypeError, "cost takes a function that gets the request, not <function two"),
+        ([two], {}, TypeError, "limit takes a function that gets the request, not <function two"),
         (["mail"], {"excempt_when": by_plan}, TypeError, "limited has no option 'excempt_when'; known: by, algorithm"),
         ([by_plan], {"by": "usr|"}, ConfigurationError, "an attribute is missing"),
     ],
@@ -412,6 +420,13 @@ LIMITED = [module.limited for module in (in_flask, in_django, in_fastapi, in_sta
 def test_an_option_that_cannot_be_is_refused_where_it_is_written(limited, arguments, options, error, message):
     with pytest.raises(error, match=message):
         limited(*arguments, **options)
+
+
+@pytest.mark.parametrize("limited", [module.limited for module in (in_flask, in_django, in_starlette)])
+def test_what_is_no_view_is_refused(limited):
+    """In flask-limiter, a blueprint can be decorated."""
+    with pytest.raises(TypeError, match="limited decorates views, not <Blueprint"):
+        limited("5 per minute")(Blueprint("shop", __name__))
 
 
 def test_a_route_that_comes_later_cannot_refund(limiter):
